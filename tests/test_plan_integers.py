@@ -82,9 +82,10 @@ def planned(model: onnx.ModelProto, **options: object) -> Optimised:
     return optimise(model, Options(**wanted))  # type: ignore[arg-type]
 
 
-def measured(model: onnx.ModelProto, database: Path, **options: object) -> Optimised:
-    """As planned where products take less time than the runtime's nodes, those of integers least."""
-    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 20.0 if "int8" in kernel else 40.0)
+def measured(model: onnx.ModelProto, database: Path, together: float = 30.0, **options: object) -> Optimised:
+    """As planned where products take less time than the runtime's nodes, and those of integers less than others."""
+    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 40.0 if "int8" not in kernel else
+                      together if "together" in kernel else 20.0)
     with open_database(database) as kept:
         tune(model, timer, kept, TuneOptions(dims={"rows": 96}))
     return planned(model, database=database, least_gain=1.0, **options)
@@ -103,6 +104,14 @@ def test_what_comes_in() -> None:
     layer = ["DequantizeLinear", "DequantizeLinear", "MatMul", "Add", "Relu"]
     assert (layer, True) in found and ([*layer, "QuantizeLinear"], True) in found
     assert (["MatMul", "Add", "Relu"], False) in found  # as it stands beside what dequantises
+
+
+def test_zero_points_that_are_zero_for_each_channel_cost_nothing() -> None:
+    """As ONNX Runtime's quantiser writes them: no totals of rows are taken."""
+    regions = planned(feed_forward(), eager=True).plan.with_products
+    texts = [region.kernel.source for region in regions if BYTES in region.kernel.source]
+    assert texts and not any("row_totals" in text.split('extern "C"', 1)[1] for text in texts)
+    assert all("column_totals" in text for text in texts)
 
 
 def test_projections_share_what_dequantises_their_operand() -> None:
@@ -125,6 +134,49 @@ def test_what_was_measured_faster_is_taken(model: object, kind: type, tmp_path: 
     result = verify(made, EmulatedRunner())
     assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
     assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in source.graph.node]
+
+
+@pytest.mark.parametrize("model", [feed_forward, projections])
+def test_weights_are_turned_where_that_is_faster(model: object, tmp_path: Path) -> None:
+    """What is summed over comes last, for the instruction that reads it so; the model's own weights are in host memory,
+    for the nodes that the kernel stands for."""
+    source = model()  # type: ignore[operator]
+    made = measured(source, tmp_path / "measurements.sqlite", together=10.0)
+    regions = [region for region in made.plan.fusions if region.rule == "products"]
+    weights = [value for region in regions for value in region.folded]
+    count = sum(node.op_type == "MatMul" for node in source.graph.node)
+    assert len(weights) == count and all(value in region.tensors for region in regions for value in region.folded)
+    initial = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.model.graph.initializer}
+    for region in regions:
+        own = {value.name for value in region.hosts}
+        for value in region.folded:
+            name = value.name.removesuffix("_turned")
+            assert name in own and np.array_equal(initial[value.name], initial[name].T)
+    result = verify(made, EmulatedRunner())
+    assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
+    back = unfuse(made.model)
+    assert [node.op_type for node in back.graph.node] == [node.op_type for node in source.graph.node]
+    assert {tensor.name for tensor in back.graph.initializer} == {tensor.name for tensor in source.graph.initializer}
+
+
+@pytest.mark.parametrize("change", ["transposed", "shared", "odd"])
+def test_weights_that_stay_as_they_lie(change: str) -> None:
+    """Those that lie so already, that others read too, or that have no vectors."""
+    layers, columns = Layers(np.float32), 40 if change == "odd" else HIDDEN
+    x, w = layers.rounded("x"), layers.weights(*((columns, WIDTH) if change == "transposed" else (WIDTH, columns)))
+    if change == "transposed":
+        layers.nodes[-1].attribute[0].i = 0
+        layers.constants[-2].CopyFrom(numpy_helper.from_array(
+            np.full(columns, 0.5, np.float32), layers.constants[-2].name))
+    y = layers.node("Gemm", x, w, transB=1) if change == "transposed" else layers.node("MatMul", x, w)
+    results = [layers.node("Relu", y)]
+    if change == "shared":
+        results.append(layers.node("Neg", w))
+    model = layers.model(*results, width=columns)
+    if change == "shared":
+        model.graph.output[1].type.tensor_type.shape.dim[0].Clear()
+    made = planned(model, eager=True)
+    assert made.plan.with_products and not any(region.folded for region in made.plan.with_products)
 
 
 def test_a_faulty_kernel_is_found(tmp_path: Path) -> None:

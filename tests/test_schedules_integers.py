@@ -106,17 +106,20 @@ def test_nothing(sizes: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("order", ["backward", 3])
-def test_threads_in_any_order(order: str | int) -> None:
+@pytest.mark.parametrize("case", ["plain", "k last of both"])
+def test_threads_in_any_order(case: str, order: str | int) -> None:
     """Nobody multiplies a stage that is not there, or reads totals that are not."""
-    made = made_of(FORMS["plain"].replace("64", "528"), {"M": 4096, "N": 4096}, A="uint8", B="int8")
+    made = made_of(FORMS[case].replace("64", "528"), {"M": 4096, "N": 4096}, A="uint8", B="int8")
+    assert ("together" in made.kernel.code.functions[0].name) == (case != "plain")
     check(made, inputs_of(made, {"M": 70, "N": 144}), orders=[order], limit=1)
 
 
-def test_every_choice() -> None:
-    """Tiles of all shapes, whose warps have parts of two."""
+@pytest.mark.parametrize(("case", "groups"), [("plain", {1}), ("k last of both", {1, 4})])
+def test_every_choice(case: str, groups: set[int]) -> None:
+    """Tiles of all shapes, by four warps together where the instruction reads what lies so."""
     planned = {"M": 4096, "N": 4096}
-    made = made_of(FORMS["plain"], planned, A="int8", B="uint8")
-    assert len(made.kernel.choices) >= 5
+    made = made_of(FORMS[case], planned, A="int8", B="uint8")
+    assert len(made.kernel.choices) >= 5 and {choice["group"] for choice in made.kernel.choices} == groups
     for choice in made.kernel.choices:
         check(told(made, choice, planned), inputs_of(made, {"M": 140, "N": 272}), limit=1, misalign=False)
 

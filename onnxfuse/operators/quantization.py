@@ -6,6 +6,7 @@ falls on a tie that it was only near to.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -14,7 +15,7 @@ from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
 from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
-from onnxfuse.ir.tensors import Map, Tensor
+from onnxfuse.ir.tensors import Fill, Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, optional
 from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define, opaque
@@ -110,7 +111,7 @@ def _check_quantized(node: Node, context: LoweringContext, dtype: int, which: st
 
 def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point, of one element or along their axis."""
-    scale, zero = operand(node, context, 1), optional(node, context, 2)
+    scale, zero = operand(node, context, 1), _zero(node, context)
     if integer_attribute(node, "block_size", 0):
         raise context.refuse("unsupported-mode", f"{node.op} in blocks has no kernel")
     rank = len(source.shape)
@@ -123,6 +124,16 @@ def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[T
         return reshape(tensor, tuple(tensor.shape[0] if place == axis else dim(1) for place in range(rank)))
 
     return placed(scale), None if zero is None else placed(zero)
+
+
+def _zero(node: Node, context: LoweringContext) -> Tensor | None:
+    """The zero point; a constant of one number everywhere, as zeros for each channel, is that number."""
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    if value is not None and value.is_constant and value.dtype in RANGES and not value.external:
+        numbers = value.constant if value.contents is None else value.contents()
+        if numbers is not None and numbers.size > 1 and np.all(numbers == numbers.flat[0]):
+            return Fill(context.dtype(value), context.shape(value), int(numbers.flat[0]))
+    return optional(node, context, 2)
 
 
 for _domain in ("", MICROSOFT):

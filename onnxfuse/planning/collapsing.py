@@ -27,6 +27,7 @@ from onnxfuse.ir.scalars import FLOAT, NARROW, TYPES
 from onnxfuse.operators.operands import number_attribute
 from onnxfuse.planning.linear import Linear, typed
 from onnxfuse.planning.steps import VIEWS, Step, along, step_of, viewed
+from onnxfuse.planning.turning import dequantised_weights, size_of, turned
 from onnxfuse.refusal import Refusal
 from onnxfuse.wording import option
 
@@ -145,6 +146,9 @@ class Folds:
         refusals = []
         rest = set(members)  # what is folded into one product is not into another
         for node in sorted(members, key=lambda node: -node.index):
+            if (dequantises := dequantised_weights(node, members, self.graph)) is not None:
+                made = self._turned(dequantises)
+                found = found if made is None else made if found is None else found.with_(made)
             chain = self._chain(node, rest) if node in rest else None
             if chain is None or not chain.gains:
                 continue
@@ -152,12 +156,25 @@ class Folds:
             rest -= nodes
             if (node, nodes) not in self._known:
                 self._known[node, nodes] = self._folded(chain, nodes)
-            made = self._known[node, nodes]
-            if isinstance(made, Refusal):
-                refusals.append(made)
+            folded = self._known[node, nodes]
+            if isinstance(folded, Refusal):
+                refusals.append(folded)
             else:
-                found = made if found is None else found.with_(made)
+                found = folded if found is None else found.with_(folded)
         return found, tuple(refusals)
+
+    def _turned(self, node: Node) -> Fold | None:
+        """Quantised weights that lie the other way; None where the file would grow too large."""
+        key = node, frozenset({node})
+        if key not in self._known:
+            if sum(self._bytes.values()) + size_of(node) > MOST_BYTES:
+                return None
+            self._bytes[node] = size_of(node)
+            made = turned(node, self._constant)
+            words = f"a transpose into {node.label}"
+            self._known[key] = Fold(key[1], {node: made.instead}, (made.weights,), words, collapses=False)
+        known = self._known[key]
+        return known if isinstance(known, Fold) else None
 
     # ---- Which nodes. ----
 
@@ -452,7 +469,8 @@ def _laid_out(made: Linear, head: Node) -> Array:
 
 
 def _dtype(node: Node) -> int:
-    weights = node.inputs[1]
+    """Of a node's weights."""
+    weights = node.inputs[1 if node.op in PRODUCTS else 0]
     assert weights is not None and weights.dtype is not None
     return weights.dtype
 

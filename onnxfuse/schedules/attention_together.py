@@ -144,7 +144,8 @@ class TogetherText(AttentionText):
 
 
 def instruction(
-    name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str, integers: bool = False
+    name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str,
+    integers: bool = False,
 ) -> list[str]:
     """A function around one instruction with 64 rows and so many columns; ``operands`` and ``more``, the number that
     says whether the sums are added to, have places for the numbers of what is given; ``kinds``: of both operands."""

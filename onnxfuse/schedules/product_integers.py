@@ -96,8 +96,8 @@ class IntegerText(ProductText):
 
     def _warp(self) -> list[str]:
         if self.shape.together:
-            return [*super()._warp(), *(f"int {name}_own[({name} + threads - 1) / threads] = {{}};"
-                                        for name, asked in zip(("rows", "columns"), self._totals, strict=True) if asked)]
+            names = (name for name, asked in zip(("rows", "columns"), self._totals, strict=True) if asked)
+            return [*super()._warp(), *(f"int {name}_own[({name} + threads - 1) / threads] = {{}};" for name in names)]
         assert isinstance(self.shape, IntegerShape)
         rows, columns = self.shape.warp_tile
         return [f"constexpr int rows16 = {rows // 16}, columns8 = {columns // 8};",
@@ -142,22 +142,22 @@ class IntegerText(ProductText):
         return ["of::products_done<0>();", "of::hold_bytes(sums);", f"if ({self.extents['k']} == 0) sums = {{}};"]
 
     def _laid_out(self) -> list[str]:
-        names, asked = ("row", "column"), self._totals
         left, right = (_flag(side.across) for side in (self.left, self.rights[0]))
-        places = dict(zip(names, ("rows * long_row", "rows * long_row + rows"), strict=True))
-        first = dict(zip(names, ("own_column == 0", "own_row == 0"), strict=True))
-        across = dict(zip(names, (left, right), strict=True))
-        totals = [name for name, wanted in zip(names, asked, strict=True) if wanted]
+        rows, columns = self._totals
+        if self.shape.together:
+            lay_rows = "of::lay_lines<rows, threads>(row_totals, rows_own);"
+            lay_columns = "of::lay_lines<columns, threads>(column_totals, columns_own);"
+        else:
+            lay_rows = f"if (own_column == 0) of::lay_row_totals<{left}>(row_totals, sums, own_row);"
+            lay_columns = f"if (own_row == 0) of::lay_column_totals<{right}>(column_totals, sums, own_column);"
         return [
             "// Everybody is done with the operands.",
             "__syncthreads();",
             f"constexpr int long_row = columns + {FLOATS};",
             "int* const laid = reinterpret_cast<int*>(shared);",
             f"of::lay_bytes_out<{left}, {right}>(laid, long_row, sums, own_row, own_column);",
-            *(f"int* const {name}_totals = laid + {places[name]};" for name in totals),
-            *(f"of::lay_lines<{name}s, threads>({name}_totals, {name}s_own);" if self.shape.together else
-              f"if ({first[name]}) of::lay_{name}_totals<{across[name]}>({name}_totals, sums, own_{name});"
-              for name in totals),
+            *(["int* const row_totals = laid + rows * long_row;", lay_rows] if rows else []),
+            *(["int* const column_totals = laid + rows * long_row + rows;", lay_columns] if columns else []),
             "__syncthreads();",
         ]
 
