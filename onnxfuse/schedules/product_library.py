@@ -103,11 +103,11 @@ def library_of(parts: ProductParts) -> Library | None:
     """How a library runs a region; None where it does not, as where an operand is computed, or lies otherwise."""
     left, *rights = (_matrix(parts, scalar, loop) for scalar, loop in (
         (parts.left, "@m"), *((right, "@n") for right in parts.rights)))
-    results = tuple(_result(parts, scalar) for scalar in parts.results)
     dense = {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)}
     outputs = zip(parts.places, parts.lowered.program.outputs, strict=True)
     if not all(output.dtype == parts.operand and _lies(parts, place, dense) for place, output in outputs):
         return None
+    results = tuple(_result(parts, scalar) for scalar in parts.results)
     if left is None or None in rights or None in results:
         return None
     found = tuple(each for each in results if each is not None)
