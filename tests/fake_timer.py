@@ -27,6 +27,9 @@ Array = NDArray[Any]
 OWN = "the schedule's own choice"
 RUNTIME = "runtime"
 
+PRODUCT = ("product", "gemm")
+"""What names of kernels of products, and of routines of a library for them, begin with."""
+
 MANY = 1 << 20
 """Elements of all inputs from which on nodes are not run."""
 

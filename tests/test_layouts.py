@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fake_timer import RUNTIME, FakeTimer
+from fake_timer import PRODUCT, RUNTIME, FakeTimer
 from kernel_harness import parse
 from onnx import numpy_helper
 
@@ -118,7 +118,7 @@ class Timer(FakeTimer):
     times as many; all others 2, and the runtime's nodes 30."""
 
     def __init__(self, last: float) -> None:
-        super().__init__(lambda kernel: 30.0 if kernel == RUNTIME else last if kernel.startswith("product") else 2.0)
+        super().__init__(lambda kernel: 30.0 if kernel == RUNTIME else last if kernel.startswith(PRODUCT) else 2.0)
 
     def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
         timed = super().time(model, fused=fused)

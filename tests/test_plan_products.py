@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
-from fake_timer import RUNTIME, FakeTimer, PricedTimer
+from fake_timer import PRODUCT, RUNTIME, FakeTimer, PricedTimer
 from kernel_harness import parse
 
 from onnxfuse.lowering.launch import LaunchPlan
@@ -24,9 +24,6 @@ from onnxfuse.verifying import verify
 DIMS = {"M": 128, "N": 2}
 
 pytestmark = pytest.mark.usefixtures("few_ways")
-
-PRODUCT = ("product", "gemm")
-"""What kernels of products, and routines of the library, are called."""
 
 OFFERED = {
     "bias and activation": (
