@@ -150,6 +150,29 @@ def test_products_side_by_side(text: str, left: str) -> None:
         check(made, inputs, slack=4)
 
 
+@pytest.mark.parametrize("depth", [64, 528])
+@pytest.mark.parametrize(("left", "right"), [("int8", "int8"), ("uint8", "int8")])
+def test_a_warp_that_copies(left: str, right: str, depth: int) -> None:
+    """Tiles by tensor maps, where there are no zero points: each way that tuning may take, one stage and several."""
+    planned = {"M": 4096, "N": 4096}
+    made = made_of(FORMS["k last of both"].replace("64", f"{depth}").replace(", z)", ")").replace("t, u)", "t)"), planned, A=left, B=right)
+    ways = [each for each in made.kernel.choices if "turns" in dict(each.settings)]
+    assert len(ways) == 3
+    for choice in ways:
+        own = told(made, choice, planned)
+        assert "specialised" in own.kernel.plan.variants[0].launches[0].kernel and own.kernel.plan.maps
+        check(own, inputs_of(own, {"M": 140, "N": 272}), limit=1, misalign=False)
+    with_zeros = made_of(FORMS["k last of both"], planned, A=left, B=right)
+    assert not any("turns" in dict(each.settings) for each in with_zeros.kernel.choices)
+
+
+def test_no_blocks_share_integer_sums() -> None:
+    """Those of a cluster add what others laid out as floats."""
+    text = FORMS["k last of both"].replace("64", "8192").replace(", z)", ")").replace("t, u)", "t)")
+    choices = made_of(text, {"M": 128, "N": 128}, A="int8", B="int8").kernel.choices
+    assert choices and not any("split" in dict(each.settings) for each in choices)
+
+
 def test_lines_are_more_than_threads() -> None:
     """Of three products' weights, whose totals a block's few threads take."""
     planned = {"M": 64, "N": 64}

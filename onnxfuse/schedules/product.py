@@ -31,7 +31,13 @@ from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_pl
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
-from onnxfuse.schedules.product_integers import INTEGER_TILES, IntegerShape, IntegerText
+from onnxfuse.schedules.product_integers import (
+    INTEGER_TILES,
+    IntegerShape,
+    IntegerSpecialisedShape,
+    IntegerSpecialisedText,
+    IntegerText,
+)
 from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
@@ -170,10 +176,10 @@ class _ProductWork:
         self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         floats = not parts.integers
-        found = [mapped(parts, scalar, loop) if floats else None for scalar, loop in operands]
+        found = [mapped(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = self._mapped(found)
         self.lanes, self.stored = result_lanes(parts, planned)
-        self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
+        self.boxed = boxed_of(contractions(self.lowered), parts, found[1]) if floats and not self.mapped else None
         self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
         self.few = few_of(parts, self._planned(parts.rows), planned) if floats else None
         self.library = library_of(parts) if floats else None
@@ -181,6 +187,7 @@ class _ProductWork:
         self.tiles, self.specialised = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
             TILES if floats else INTEGER_TILES, SPECIALISED)
         self.shape = ProductShape if floats else IntegerShape
+        self.specialised_shape = SpecialisedShape if floats else IntegerSpecialisedShape
         self.least = self.shape(64, 96 if thirds else 64, 2, vectors=False)
         # The instruction takes integers from tiles that have a line for each row alone.
         plain = floats or not any(side.across or side.width == 1 for side in self.vectors)
@@ -203,7 +210,10 @@ class _ProductWork:
         """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
         found = [operand for operand in operands if operand is not None]
         alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
-        return found if alike else []
+        # Of integers no totals are taken on the way, and nothing is turned.
+        plain = not self.parts.integers or (not any(
+            zero is not None for pair in self.parts.zeros for zero in pair) and not any(each.across for each in found))
+        return found if alike and plain else []
 
     def kernel(self) -> Kernel:
         """All of it."""
@@ -274,7 +284,7 @@ class _ProductWork:
             return []
         beside = len(self.parts.rights)
         return self._quickest(most, [
-            (SpecialisedShape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
+            (self.specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
             for (rows, columns, turns), rate in self.specialised.items()
             if not (self.mapped[1].across and columns // beside % PANEL)])
 
@@ -304,7 +314,7 @@ class _ProductWork:
             (-(-steps // split) * _busiest(1, shape, rate) + BEGUN, _filled(replace(shape, turns=1, split=split)))
             for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
             # Thirds of a tile are laid out in pieces that its sums do not fill.
-            if shape.rows > 64 and len(self.parts.rights) != 3
+            if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
             and tiles <= most_clusters and split * LEAST_STEPS <= steps]
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])
@@ -379,7 +389,8 @@ class _ProductWork:
             text = BoxText(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
         else:
             left = operands[0].map(shape.rows, symbols)
-            text = SpecialisedText(self.parts, operands, self.lanes, shape, self.signature.sizes, first)
+            kind = IntegerSpecialisedText if self.parts.integers else SpecialisedText
+            text = kind(self.parts, operands, self.lanes, shape, self.signature.sizes, first)
         self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
         taken = map(map_parameter, range(first, len(self.maps)))
         body = text.text()

@@ -15,8 +15,9 @@ from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.product_parts import Side
-from onnxfuse.schedules.product_shape import FLOATS, ProductShape
+from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_shape import FLOATS, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.text import Writer, indented
 
@@ -63,6 +64,16 @@ class IntegerShape(ProductShape):
             return super().beside
         held = REGISTERS // (32 * self.warps * (prod(self.warp_tile) // 32 + 100))
         return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))
+
+
+@dataclass(frozen=True)
+class IntegerSpecialisedShape(SpecialisedShape):
+    """A block for integers of which one warp copies."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return super().name.replace("product", "product_int8", 1)
 
 
 class IntegerText(ProductText):
@@ -117,13 +128,7 @@ class IntegerText(ProductText):
                 "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"]
 
     def _instruction(self, element: str) -> list[str]:
-        kinds = ".".join("u8" if TYPES[scalar.dtype].storage.startswith("unsigned") else "s8"
-                         for scalar in (self.parts.left, self.parts.rights[0]))
-        word = "unsigned long long"
-        lines = instruction("by_tile", self.shape.columns, kinds, parameters=f"{word} left, {word} right, int more",
-                            given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}",
-                            integers=True)
-        return ["struct Tensor {", *indented(lines), "};"]
+        return _instruction(self.parts, self.shape.columns)
 
     def _together(self) -> list[str]:
         right = TYPES[self.parts.rights[0].dtype].storage
@@ -160,6 +165,39 @@ class IntegerText(ProductText):
             *(["int* const column_totals = laid + rows * long_row + rows;", lay_columns] if columns else []),
             "__syncthreads();",
         ]
+
+
+class IntegerSpecialisedText(SpecialisedText):
+    """Writes the body of a kernel of integers without zero points, of which one warp copies."""
+
+    sum_type, hold, first_sums = "int", "hold_bytes", ".of[0]"
+
+    def _sum(self, scalar: Scalar) -> str | None:
+        laid = super()._sum(scalar)
+        return None if laid is None else f"__float_as_int({laid})"
+
+    def _as_float(self, number: str) -> str:
+        return f"__int_as_float({number})"
+
+    def _sums(self) -> str:
+        return "of::ByteSums<1, columns / 8> sums[rows64];"
+
+    def _instruction(self, element: str) -> list[str]:
+        return _instruction(self.parts, self.shape.columns)
+
+    def _multiplies(self) -> str:
+        return f"multiply_tiles_bytes<Tensor, T, {TYPES[self.parts.rights[0].dtype].storage}, rows, columns>"
+
+
+def _instruction(parts: ProductParts, columns: int) -> list[str]:
+    """The instruction of four warps."""
+    kinds = ".".join("u8" if TYPES[scalar.dtype].storage.startswith("unsigned") else "s8"
+                     for scalar in (parts.left, parts.rights[0]))
+    word = "unsigned long long"
+    lines = instruction("by_tile", columns, kinds, parameters=f"{word} left, {word} right, int more",
+                        given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}",
+                        integers=True)
+    return ["struct Tensor {", *indented(lines), "};"]
 
 
 def _flag(flag: bool) -> str:

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.ir.scalars import BFLOAT16, TYPES
+from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, INT8, TYPES, UINT8
 from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
-from onnxfuse.schedules.attention_shape import PANEL, WIDTH
 from onnxfuse.schedules.product_parts import ProductParts
+from onnxfuse.schedules.product_shape import STAGE_BYTES
 from onnxfuse.schedules.source import Parameter
 
-BYTES = 2
-"""Of an element."""
+PIECE_BYTES = 16
+"""What neighbours along all axes but the first lie at multiples of."""
+
+KINDS: dict[int, str] = {FLOAT16: "float16", BFLOAT16: "bfloat16", INT8: "uint8", UINT8: "uint8"}
+"""What maps call the types of elements that are copied: of integers bits alone matter."""
 
 PROMOTION = 256
 """Bytes that the second-level cache fetches together: what two stages copy of a row."""
@@ -46,24 +49,30 @@ class Mapped:
 
     def map(self, rows: int, symbols: Mapping[str, str]) -> TensorMap:
         """What copies panels of so many rows of it, or, across, of as many as are summed over."""
-        axes = len(self.axes)
+        axes, panel = len(self.axes), STAGE_BYTES // self.size
         return TensorMap(
-            f"i{self.input}", "bfloat16" if self.dtype == BFLOAT16 else "float16",
+            f"i{self.input}", KINDS[self.dtype],
             tuple(expression(size, symbols) for size in self.sizes),
-            tuple(expression(stride * BYTES, symbols) for stride in self.strides),
-            (PANEL, PANEL if self.across else rows, *[1] * (axes - 2)), swizzle=PANEL * BYTES, promotion=PROMOTION)
+            tuple(expression(stride * self.size, symbols) for stride in self.strides),
+            (panel, panel if self.across else rows, *[1] * (axes - 2)), swizzle=STAGE_BYTES, promotion=PROMOTION)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return TYPES[self.dtype].size
 
     def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
         """Under which there is such a map: there are elements, and what has neighbours behind it, not before, has them
         at multiples of 16 bytes."""
+        width = PIECE_BYTES // self.size
         return (
             *(f"0 {expression(size, symbols)} <" for size in self.sizes if not size.value),
-            *(f"{expression(stride, symbols)} {WIDTH} % 0 ==" for stride in self.strides
-              if stride.multiple_of() % WIDTH),
+            *(f"{expression(stride, symbols)} {width} % 0 ==" for stride in self.strides
+              if stride.multiple_of() % width),
             *(f"0 {expression(stride, symbols)} {'<' if axis == FIRST else '<='}"
               for axis, stride in zip(self.axes[1:], self.strides, strict=True)
               if not stride.non_negative() or (axis == FIRST and stride.value is None)),
-            f"i{self.input}.addr {BYTES * WIDTH} % 0 ==")
+            f"i{self.input}.addr {PIECE_BYTES} % 0 ==")
 
 
 def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
@@ -79,7 +88,7 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
 def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False) -> Mapped | None:
     """What is read as it lies, as a tensor in memory: along the first of two loops side by side, by rows along the
     second, and by the batch ``@b``; None where it lies otherwise, or is computed, or of float32."""
-    if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
+    if not isinstance(scalar, Load) or scalar.conditions or scalar.dtype not in KINDS:
         return None
     steps = steps_of(puller, scalar.offset)
     if steps is None or not set(loops) <= steps.keys() or len(steps) > MOST_RANK or steps[loops[0]] != 1:
@@ -90,7 +99,8 @@ def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool
     axes = (*loops, *batch)
     sizes = [dim(2) if name == FIRST else _extent(puller, name) for name in axes]
     strides = tuple(steps[name] for name in axes[1:])
-    if any((stride * -1).non_negative() or (stride.value or 0) % WIDTH for stride in strides):
+    width = PIECE_BYTES // TYPES[scalar.dtype].size
+    if any((stride * -1).non_negative() or (stride.value or 0) % width for stride in strides):
         return None
     known = tuple(size for size in sizes if size is not None)
     return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None

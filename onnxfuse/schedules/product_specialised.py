@@ -21,8 +21,8 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import (
-    DEPTH,
     PIECE,
+    STAGE_BYTES,
     SpecialisedShape,
 )
 from onnxfuse.schedules.product_text import ProductText
@@ -39,10 +39,11 @@ AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 class SpecialisedText(ProductText):
     """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``.
 
-    ``copied``: rows of the left operand's tile that come by copies.
+    ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums, of which ``first_sums``
+    are those of 64 rows.
     """
 
-    copied = "rows"
+    copied, hold, first_sums = "rows", "hold", ""
 
     def __init__(
         self, parts: ProductParts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
@@ -69,11 +70,12 @@ class SpecialisedText(ProductText):
             f"using T = {element};",
             *self._instruction(element),
             f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
-            f"constexpr int depth = {DEPTH}, beside = {len(self.rights)}, own_columns = columns / beside;",
+            f"constexpr int depth = {STAGE_BYTES // self.parts.size}, beside = {len(self.rights)}, "
+            "own_columns = columns / beside;",
             f"constexpr int groups = {self.groups}, rows64 = rows / {64 if self.apart else 64 * self.groups};",
             "extern __shared__ __align__(1024) unsigned char of_tiles[];",
             "T* const left_tiles = reinterpret_cast<T*>(of::tiles_from(of_tiles));",
-            "T* const right_tiles = left_tiles + stages * rows * depth;",
+            self._right_tiles(),
             "float* const laid = reinterpret_cast<float*>(right_tiles + stages * columns * depth);",
             f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + {laid});",
             "of::Arrivals* const multiplied = here + stages;",
@@ -190,13 +192,13 @@ class SpecialisedText(ProductText):
             *indented([
                 *self._place("number"),
                 *self._prefetched(),
-                "float sums[rows64][columns / 8][4];",
+                self._sums(),
                 "int before = 0;",
                 *begun,
                 *self._summed(),
                 *met,
                 "of::products_done<0>();",
-                *unrolled("int i = 0; i < rows64; ++i", ["of::hold(sums[i]);"]),
+                *unrolled("int i = 0; i < rows64; ++i", [f"of::{self.hold}(sums[i]);"]),
                 "if (lane == 0) of::arrive(multiplied + before);",
                 *passed,
                 *self._stored(),
@@ -237,14 +239,13 @@ class SpecialisedText(ProductText):
 
     def _summed(self) -> list[str]:
         """The stages of a tile, one being multiplied while the next is asked for."""
-        flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
         return [
             f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
             *indented([
                 "of::wait_for(here + turn, phase);",
                 "of::products_begin();",
                 *unrolled("int i = 0; i < rows64; ++i", [
-                    f"of::multiply_tiles<Tensor, T, rows, columns, depth, {flags}>(",
+                    f"of::{self._multiplies()}(",
                     "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
                     f"own_row + i * 64, start > {self.start});"]),
                 "of::products_asked();",
@@ -256,6 +257,13 @@ class SpecialisedText(ProductText):
             ]),
             "}",
         ]
+
+    def _sums(self) -> str:
+        return "float sums[rows64][columns / 8][4];"
+
+    def _multiplies(self) -> str:
+        """What multiplies a stage."""
+        return f"multiply_tiles<Tensor, T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>"
 
     def _stored(self) -> list[str]:
         """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
@@ -284,13 +292,18 @@ class SpecialisedText(ProductText):
     def _laid_piece(self, to: str) -> list[str]:
         """Lines that lay a piece of the sums out."""
         laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
-        pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
+        place = "[(p * own_columns + piece % pieces * wide) / 8 + j]"
+        one, other = (self._as_float(f"from[half * 2{more}]") for more in ("", " + 1"))
         return unrolled("int p = 0; p < beside; ++p", unrolled(
             "int j = 0; j < wide / 8; ++j", unrolled("int half = 0; half < 2; ++half", [
-                f"const float (&from)[4] = {pair};",
+                f"const {self.sum_type} (&from)[4] = sums[piece / pieces]{self.first_sums}{place};",
                 "of::Vector<float, 2> pair;",
-                "pair.at[0] = from[half * 2], pair.at[1] = from[half * 2 + 1];",
+                f"pair.at[0] = {one}, pair.at[1] = {other};",
                 f"of::store({to} + {laid}, pair);"])))
+
+    def _as_float(self, number: str) -> str:
+        """A sum as it is laid out: in the bits of a float."""
+        return number
 
     def _piece_stored(self, laid: Sequence[str], passes: str, taken: str) -> list[str]:
         """Lines that store the results of a piece, when it is ``laid`` out."""

@@ -66,8 +66,7 @@ class ProductText:
 
     def _constants(self) -> list[str]:
         shape, depth = self.shape, STAGE_BYTES // self.parts.size
-        element, other = (TYPES[dtype].storage for dtype in (self.parts.left.dtype, self.parts.rights[0].dtype))
-        right = "T" if other == element else other
+        element = TYPES[self.parts.left.dtype].storage
         return [
             f"using T = {element};",
             *(self._instruction(element) if shape.together else ()),
@@ -77,10 +76,17 @@ class ProductText:
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             f"unsigned char* const shared = {'of::tiles_from(of_dynamic)' if shape.together else 'of_dynamic'};",
             "T* const left_tiles = reinterpret_cast<T*>(shared);",
-            f"{right}* const right_tiles = {_from('left_tiles + stages * rows * depth', right)};",
+            self._right_tiles(),
             "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
             *self._warp(),
         ]
+
+    def _right_tiles(self) -> str:
+        """A line that says where the right operands' tiles are."""
+        tiles, element = "left_tiles + stages * rows * depth", TYPES[self.parts.rights[0].dtype].storage
+        if element == TYPES[self.parts.left.dtype].storage:
+            return f"T* const right_tiles = {tiles};"
+        return f"{element}* const right_tiles = reinterpret_cast<{element}*>({tiles});"
 
     def _warp(self) -> list[str]:
         """Which part of the tile a warp multiplies."""
@@ -302,11 +308,6 @@ class ProductText:
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
     """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
     return (copied if side.copied else computed)(writer, side.scalar, inside)
-
-
-def _from(tiles: str, element: str) -> str:
-    """Where tiles of another type than T begin."""
-    return tiles if element == "T" else f"reinterpret_cast<{element}*>({tiles})"
 
 
 def _flag(side: Side) -> str:
