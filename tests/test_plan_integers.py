@@ -10,6 +10,7 @@ import onnx
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
 from fake_timer import RUNTIME, FakeTimer
+from kernel_harness import parse
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse.measuring.database import open_database
@@ -188,6 +189,30 @@ def test_int8_goes_between_layers(tmp_path: Path) -> None:
     made = measured(feed_forward(), tmp_path / "measurements.sqlite")
     first, second = (region for region in made.plan.fusions if region.rule == "products")
     assert first.outputs[0].dtype == TensorProto.INT8 and first.outputs[0] in second.tensors
+
+
+OPERATORS = {
+    "MatMulInteger": (
+        "g (int8[rows,64] a, int8 z, float s) => (float[rows,96] y) <int8[64,96] w = {W}, float[96] t = {T}> "
+        "{ p = MatMulInteger(a, w, z) q = Cast<to = 1>(p) f = Mul(s, t) r = Mul(q, f) y = Relu(r) }"),
+    "QLinearMatMul": (
+        "g (int8[rows,64] a) => (float[rows,96] y) <int8[64,96] w = {W}, float s = {0.03125}, int8 z = {3}, "
+        "float t = {0.015625}, int8 u = {0}, float o = {0.71}> "
+        "{ p = QLinearMatMul(a, s, z, w, t, u, o, z) q = DequantizeLinear(p, o, z) y = Relu(q) }"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_on_integers_come_in_too(name: str, tmp_path: Path) -> None:
+    """With what makes floats of their results, whatever the session says of TF32."""
+    random = np.random.default_rng(0)
+    weights = ",".join(map(str, random.integers(-99, 99, 64 * 96)))
+    model = parse(OPERATORS[name].replace("W}", f"{weights}}}").replace("T}", ",".join(["0.5"] * 96) + "}"))
+    made = measured(model, tmp_path / "measurements.sqlite", provider_options={"use_tf32": "0"})
+    ((names, integers),) = operators(made, chosen=True)
+    assert integers and name in names and names[-1] == "Relu"
+    result = verify(made, EmulatedRunner())
+    assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
 
 
 @pytest.mark.parametrize("options", [{"provider_options": {"use_tf32": "0"}}, {"target": "T4"}])

@@ -224,6 +224,34 @@ def test_convolutions(attributes: str) -> None:
     check(made, inputs_of(made, {}))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_random_products(seed: int) -> None:
+    """Of any types, layouts, zero points, scales, what is before and what is behind, at any sizes."""
+    random = np.random.default_rng(seed)
+
+    def one(*choices: str) -> str:
+        return choices[random.integers(len(choices))]
+
+    left, right, flips = one(*TYPES), one(*TYPES), random.integers(2, size=2)
+    sizes = dict(zip("MNK", (int(one("1", "16", "17", "64", "80", "130", "144")) for _ in range(3)), strict=True))
+    a, b = ("K,M" if flips[0] else "M,K"), ("N,K" if flips[1] else "K,N")
+    zero, point = one("", ", z"), one("", ", u")
+    scales, points = one("", "[N]"), "[N]"
+    if not scales:
+        points = ""
+    before, x = one(("", "a"), ("r = Relu(f) a = QuantizeLinear(r, s, z)", "f"))  # type: ignore[arg-type]
+    given = f"float[{a}] f" if x == "f" else f"{left}[{a}] a"
+    end = one("y = Identity(p)", "q = Add(p, c) g = Sigmoid(q) y = Mul(q, g)", "q = Add(p, c) y = QuantizeLinear(q, o, e)")
+    kind = "int8" if "QuantizeLinear" in end else "float"
+    text = (f"g ({given}, {right}[{b}] b, float s, {left} z, float{scales} t, {right}{points} u, float[N] c) => ({kind}[M,N] y) "
+            f"<float o = {{0.37}}, int8 e = {{-5}}> {{ {before} x = DequantizeLinear(a, s{zero}) "
+            f"w = DequantizeLinear<axis = {0 if flips[1] else 1}>(b, t{point}) p = Gemm<transA = {flips[0]}, transB = {flips[1]}>(x, w) {end} }}")
+    text = re.sub(r"(?<=[\[,])K(?=[,\]])", str(sizes.pop("K")), text)
+    made = made_of(text, sizes if random.integers(2) else None)
+    assert is_integer(made)
+    check(made, inputs_of(made, sizes, seed), slack=4)
+
+
 @pytest.mark.parametrize(("depth", "left", "zero", "held"), [
     (MOST // 128 // 128, "int8", "", True), (MOST // 128 // 128 + 1, "int8", "", False), (MOST // 255 // 128, "uint8", "", True),
     (MOST // 255 // 128 + 1, "int8", ", z", False), (80000, "uint8", ", o", True), (80000, "uint8", ", z", False)])

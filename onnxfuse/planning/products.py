@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.ir.scalars import FLOAT
+from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
 from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
@@ -59,17 +59,17 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     kept = pool.maker.keeps_float32()
     for group in (*([node] for node in products), *_beside(products, pool.facts)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
-        if kept is None or is_narrow(group[0].inputs[0]):
+        if kept is None or not _rounds(group[0]):
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
     _offer_integers(products, pool, context)
     for node in products:
-        core = pool.maker.folds.core(node, pool.facts) if kept is None or is_narrow(node.inputs[0]) else frozenset()
+        core = pool.maker.folds.core(node, pool.facts) if kept is None or not _rounds(node) else frozenset()
         if core:
             beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
             Offer(pool, context, STAGE, trusted=False).folding(beside)
-    multiplied = products if kept is None else [node for node in products if is_narrow(node.inputs[0])]
+    multiplied = products if kept is None else [node for node in products if not _rounds(node)]
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
@@ -93,8 +93,14 @@ def _offer_integers(products: list[Node], pool: CandidatePool, context: Context)
 
 def _is_held(node: Node) -> bool:
     """Whether kernels multiply operands of a product's types."""
-    operands = node.inputs[:2]
-    return all(map(is_narrow, operands)) or all(value is not None and value.dtype == FLOAT for value in operands)
+    operands = node.inputs[:4:3] if node.op == "QLinearMatMul" else node.inputs[:2]
+    kinds = {None if value is None else value.dtype for value in operands}
+    return kinds <= {INT8, UINT8} or all(map(is_narrow, operands)) or kinds == {FLOAT}
+
+
+def _rounds(node: Node) -> bool:
+    """Whether a kernel rounds a product's operands, to TF32."""
+    return node.inputs[0] is not None and node.inputs[0].dtype == FLOAT
 
 
 def _beside(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[Node]]:
