@@ -161,6 +161,7 @@ class Product:
     bias: bool = False
     algorithm: int = 0
     fallback: bool = False
+    added: bool = False
 
     def sizes(self) -> tuple[str, ...]:
         """Those of the call: s0 matrices of s1 by s3, with s2 terms."""
@@ -172,9 +173,9 @@ class Product:
         """The call, with a workspace where there is one."""
         room = ("t0",) if self.workspace else ()
         *read, written = arguments
-        bias = ("i2",) if self.bias else ()
-        routine = "gemm_bias" if self.bias else "gemm"
-        return LibraryCall(routine, self.dtype, (*read, *bias, written, *room), self.sizes())
+        more = tuple(f"i{2 + place}" for place in range(self.bias + self.added))
+        routine = f"gemm{'_bias' * self.bias}{'_add' * self.added}"
+        return LibraryCall(routine, self.dtype, (*read, *more, written, *room), self.sizes())
 
     def fused(self) -> Fused:
         """A node that has no kernel of its own."""
@@ -186,7 +187,7 @@ class Product:
             add, first, second = (elementwise("add_one", (*way.split(), "i64:i0.n")) for way in ways)
             variants += [Variant("generated", (add,), ("0 s2 <=",)), Variant("last", (first, second))]
         plan = LaunchPlan(
-            "product", 2 + self.bias, ("i0.0", *a, f"i1.{own if self.transpose_b else own + 1}"), (),
+            "product", 2 + self.bias + self.added, ("i0.0", *a, f"i1.{own if self.transpose_b else own + 1}"), (),
             (Output(TYPES[self.dtype], ("s0", "s1", "s3")),), tuple(variants),
             scratch=(str(self.workspace), *(["i0.n 4 *"] if self.fallback else [])) if self.workspace else (),
         )
@@ -195,7 +196,7 @@ class Product:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of what the node reads."""
-        return ("a", "b", "c") if self.bias else ("a", "b")
+        return ("a", "b", *(["c"] if self.bias else []), *(["d"] if self.added else []))
 
     def body(self, a: str) -> list[NodeProto]:
         """The product as ONNX nodes, of ``a`` and b."""
@@ -207,8 +208,9 @@ class Product:
         function = {"": "Identity", "relu": "Relu", "gelu_tanh": "Gelu"}[self.activation]
         attributes = {"approximate": "tanh"} if function == "Gelu" else {}
         added = helper.make_node("Add" if self.bias else "Identity", ["p", "c"] if self.bias else ["p"], ["s"])
-        return [turned_a, turned_b, helper.make_node("MatMul", ["left", "right"], ["p"]), added,
-                helper.make_node(function, ["s"], ["y"], **attributes)]
+        more = helper.make_node("Add" if self.added else "Identity", ["s", "d"] if self.added else ["s"], ["t"])
+        return [turned_a, turned_b, helper.make_node("MatMul", ["left", "right"], ["p"]), added, more,
+                helper.make_node(function, ["t"], ["y"], **attributes)]
 
     def of_sum(self, images: Mapping[str, bytes] | None = None) -> Fused:
         """y = (a + 1) b: a kernel writes scratch that the library reads, and its workspace is scratch too."""
@@ -229,9 +231,11 @@ class Product:
         nodes = [
             helper.make_node("Cast", ["x"], ["a"], to=kind), helper.make_node("Cast", ["w"], ["b"], to=kind),
             *([helper.make_node("Cast", ["v"], ["c"], to=kind)] if self.bias else []),
+            *([helper.make_node("Cast", ["u"], ["d"], to=kind)] if self.added else []),
             fused.node("node0", "Region0", [], self.inputs, "y"), helper.make_node("Cast", ["y"], ["z"], to=FLOAT),
         ]
-        read = [value("x", FLOAT, 3), value("w", FLOAT, rank), *([value("v", FLOAT, 1)] if self.bias else [])]
+        read = [value("x", FLOAT, 3), value("w", FLOAT, rank), *([value("v", FLOAT, 1)] if self.bias else []),
+                *([value("u", FLOAT, 3)] if self.added else [])]
         graph = helper.make_graph(
             nodes, "product", read, [value("z", FLOAT, 3)], value_info=[value("y", kind, 3)])
         return helper.make_model(
@@ -248,6 +252,8 @@ PRODUCTS = {
     "product_bias_relu": Product("float32", transpose_b=True, bias=True, activation="relu", algorithm=15),
     "product_gelu": Product("float32", activation="gelu_tanh"),
     "product_bias_gelu": Product("float32", one_b=True, bias=True, activation="gelu_tanh"),
+    "product_add": Product("bfloat16", one_b=True, added=True, workspace=1 << 12),
+    "product_bias_add": Product("float32", transpose_a=True, bias=True, added=True, activation="relu"),
     "product_or_sum": Product(one_b=True, workspace=1 << 12, fallback=True),
 }
 """By the names of their models."""

@@ -176,12 +176,12 @@ def test_a_mapping_that_is_used_again_is_as_new(before: bool) -> None:
         third.check()
 
 
-def truth(product: launch_models.Product, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def truth(product: launch_models.Product, a: np.ndarray, b: np.ndarray, *added: np.ndarray) -> np.ndarray:
     """What a product's node gives, in float64."""
     left, right = (x.astype(np.float64) for x in (a, b))
     out = (left.swapaxes(-1, -2) if product.transpose_a else left) @ (
         right.swapaxes(-1, -2) if product.transpose_b else right)
-    out = out if bias is None else out + bias.astype(np.float64)
+    out = sum((more.astype(np.float64) for more in added), out)
     if product.activation == "relu":
         return np.maximum(out, 0)
     inner = np.sqrt(2 / np.pi) * (out + 0.044715 * out**3)
@@ -197,9 +197,10 @@ def test_products_by_a_library(name: str, sizes: tuple[int, ...]) -> None:
     random = np.random.default_rng(k)
     shapes = [(batch, k, m) if product.transpose_a else (batch, m, k), (n, k) if product.transpose_b else (k, n)]
     shapes[1] = shapes[1] if product.one_b else (batch, *shapes[1])
-    inputs = [random.standard_normal(shape).astype(dtype) for shape in (*shapes, *([(n,)] if product.bias else []))]
+    shapes += [*([(n,)] if product.bias else []), *([(batch, m, n)] if product.added else [])]
+    inputs = [random.standard_normal(shape).astype(dtype) for shape in shapes]
     (got,) = run_plan(product.fused().plan, "", inputs, variant=0)
-    wanted = truth(product, inputs[0], inputs[1], inputs[2] if product.bias else None)
+    wanted = truth(product, *inputs)
     unit = {"float16": 2**-11, "bfloat16": 2**-8, "tf32": 2**-10, "float32": 2**-20}[product.dtype]
     assert got.dtype == dtype and np.abs(got.astype(np.float64) - wanted).max() <= unit * max(4.0, np.sqrt(k) * 4)
 

@@ -30,16 +30,18 @@ def call(step: LibraryCall, buffers: Mapping[str, Buffer], sizes: Sequence[int])
     size = dict(zip(ROUTINES[step.routine].sizes, sizes, strict=True))
     if not _fits(step, size):
         return
-    count = len(ROUTINES[step.routine].operands)
-    left, right, *bias, result = (buffers[name] for name in step.arguments[:count])
+    taken = dict(zip(ROUTINES[step.routine].operands, step.arguments, strict=False))
+    left, right, result = (buffers[taken[name]] for name in ("a", "b", "c"))
     a = _matrices(step, left, size, "a", ("m", "k"))
     b = _matrices(step, right, size, "b", ("k", "n"))
     if step.dtype == TF32:
         a, b = _rounded(a), _rounded(b)
     with np.errstate(all="ignore"):
         sums = np.matmul(a.astype(np.float32), b.astype(np.float32))
-        if bias:
-            sums += _elements(step, bias[0], size["n"])[:size["n"]].astype(np.float32)
+        if "bias" in taken:
+            sums += _elements(step, buffers[taken["bias"]], size["n"])[:size["n"]].astype(np.float32)
+        if "d" in taken:
+            sums += _matrices(step, buffers[taken["d"]], size, "c", ("m", "n")).astype(np.float32)
         sums = _activated(sums, ACTIVATIONS[size["activation"]]).astype(_TYPES[step.dtype])
     for workspace in step.workspace:
         ctypes.memset(buffers[workspace].address, _USED, buffers[workspace].size)
@@ -81,7 +83,7 @@ def _matrices(
 ) -> Array:
     """An operand as a batch of matrices, rows first."""
     rows, columns = (size[axis] for axis in axes)
-    stride, turned = size[f"stride_{name}"], size[f"transpose_{name}"]
+    stride, turned = size[f"stride_{name}"], size.get(f"transpose_{name}", 0)
     whole = _elements(step, buffer, (size["batch"] - 1) * stride + rows * columns)
     wide = whole.itemsize
     steps = (wide, rows * wide) if turned else (columns * wide, wide)

@@ -15,7 +15,8 @@ tanh.  ``algorithm`` is a rank, up to ``MOST_RANK``, among the algorithms that t
 operands so aligned and a workspace so large: 0 is what it takes for the quickest, and where it proposes fewer, the last
 one runs.  A release of the library proposes the same in the same order in every process.
 
-``gemm_bias`` is ``f(a b + bias)`` with a vector of n elements.
+``gemm_bias`` is ``f(a b + bias)`` with a vector of n elements, ``gemm_add`` ``f(a b + d)`` with matrices that lie as
+those of ``c`` do, and ``gemm_bias_add`` adds both.
 
 A variant that calls a library is left out where the library is not there, or has no algorithm for the sizes of a run:
 the variants behind it run instead, if there are any.
@@ -56,6 +57,8 @@ _SIZES = ("m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose
 ROUTINES = {
     "gemm": Routine("cuBLASLt", _TYPES, ("a", "b", "c"), _SIZES),
     "gemm_bias": Routine("cuBLASLt", _TYPES, ("a", "b", "bias", "c"), _SIZES),
+    "gemm_add": Routine("cuBLASLt", _TYPES, ("a", "b", "d", "c"), _SIZES),
+    "gemm_bias_add": Routine("cuBLASLt", _TYPES, ("a", "b", "bias", "d", "c"), _SIZES),
 }
 
 

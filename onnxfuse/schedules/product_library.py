@@ -1,7 +1,7 @@
 """Products that a library runs: those whose operands and results lie densely, and of whose results no more is made than
 cuBLASLt's epilogues do.
 
-    result = f(A B + bias)
+    result = f(A B + bias + D)
 
 The library proposes some algorithms for the sizes of a run, and which of them runs is a choice as a tile is: its
 rank.  How long it takes nobody predicts, so that it is taken only where it was measured.  GELU is the library's where
@@ -60,10 +60,12 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class _Result:
-    """An output: which product it is of, the input that is added to each row, and what is made of the sum."""
+    """An output: which product it is of, the inputs that are added, to each row and element by element, and what is
+    made of the sum."""
 
     product: int
     bias: int | None
+    added: int | None
     activation: str
 
 
@@ -91,11 +93,11 @@ class Library:
             parts.rows, parts.columns, parts.depth, parts.batch, self.left.stride, right.stride,
             parts.rows * parts.columns, dim(int(self.left.transposed)), dim(int(right.transposed)),
             dim(ACTIVATIONS.index(result.activation)), dim(shape.rank))
-        bias = () if result.bias is None else (f"i{result.bias}",)
+        more = tuple(f"i{place}" for place in (result.bias, result.added) if place is not None)
+        routine = f"gemm{'' if result.bias is None else '_bias'}{'' if result.added is None else '_add'}"
         dtype = TF32 if parts.rounds else TYPES[parts.operand].name
         return LibraryCall(
-            "gemm_bias" if bias else "gemm", dtype,
-            (f"i{self.left.input}", f"i{right.input}", *bias, f"o{place}", "t0"),
+            routine, dtype, (f"i{self.left.input}", f"i{right.input}", *more, f"o{place}", "t0"),
             tuple(expression(size, symbols) for size in sizes))
 
 
@@ -103,9 +105,8 @@ def library_of(parts: ProductParts) -> Library | None:
     """How a library runs a region; None where it does not, as where an operand is computed, or lies otherwise."""
     left, *rights = (_matrix(parts, scalar, loop) for scalar, loop in (
         (parts.left, "@m"), *((right, "@n") for right in parts.rights)))
-    dense = {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)}
     outputs = zip(parts.places, parts.lowered.program.outputs, strict=True)
-    if not all(output.dtype == parts.operand and _lies(parts, place, dense) for place, output in outputs):
+    if not all(output.dtype == parts.operand and _is_dense(parts, place) for place, output in outputs):
         return None
     results = tuple(_result(parts, scalar) for scalar in parts.results)
     if left is None or None in rights or None in results:
@@ -121,6 +122,11 @@ def _lies(parts: ProductParts, place: Dim, wanted: Mapping[str, Dim]) -> bool:
     steps = steps_of(parts.puller, place)
     extents = {"@b": parts.batch, "@m": parts.rows, "@n": parts.columns, "@k": parts.depth}
     return steps == {loop: step for loop, step in wanted.items() if extents[loop] != 1}
+
+
+def _is_dense(parts: ProductParts, place: Dim) -> bool:
+    """Whether elements lie as those of a batch of results do, one behind the other."""
+    return _lies(parts, place, {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)})
 
 
 def _matrix(parts: ProductParts, scalar: Scalar, loop: str) -> _Matrix | None:
@@ -142,16 +148,19 @@ def _matrix(parts: ProductParts, scalar: Scalar, loop: str) -> _Matrix | None:
 def _result(parts: ProductParts, scalar: Scalar) -> _Result | None:
     """What is made of a product's sum, where the library does it."""
     activation, scalar = _before(scalar)
-    bias: int | None = None
-    if isinstance(scalar, Apply) and scalar.function == "add":
+    found: dict[str, int] = {}
+    while isinstance(scalar, Apply) and scalar.function == "add":
         one, other = map(bare, scalar.operands)
-        scalar, added = (one, other) if isinstance(one, Contracted) else (other, one)
-        if not isinstance(added, Load) or added.conditions or added.dtype != parts.operand:
+        scalar, load = (other, one) if isinstance(one, Load) else (one, other)
+        if not isinstance(load, Load) or load.conditions or load.dtype != parts.operand:
             return None
-        if not _lies(parts, added.offset, {"@n": dim(1)}):
+        # Of one row alone both lie alike.
+        kind = "bias" if "bias" not in found and _lies(parts, load.offset, {"@n": dim(1)}) else "added"
+        if kind in found or (kind == "added" and not _is_dense(parts, load.offset)):
             return None
-        bias = added.input
-    return _Result(scalar.number, bias, activation) if isinstance(scalar, Contracted) else None
+        found[kind] = load.input
+    return _Result(scalar.number, found.get("bias"), found.get("added"), activation) if isinstance(
+        scalar, Contracted) else None
 
 
 def _before(scalar: Scalar) -> tuple[str, Scalar]:

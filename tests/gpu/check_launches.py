@@ -149,7 +149,7 @@ def product_error(product: launches.Product, fused: make.Fused, more: float) -> 
 def products() -> str:
     """Products of each type, stored either way, of one and of a batch, with a workspace and without."""
     plain = [each for each in launches.PRODUCTS.values()
-             if each.dtype in TOLERANCES and not (each.bias or each.activation or each.fallback)]
+             if each.dtype in TOLERANCES and not (each.bias or each.added or each.activation or each.fallback)]
     found = [product_error(product, product.fused(), 0.0) for product in plain]
     product = launches.Product(workspace=1 << 25)
     found.append(product_error(product, with_images(product.of_sum()), 1.0))

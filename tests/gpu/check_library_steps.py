@@ -51,6 +51,9 @@ SIZES = [(1, 5, 7, 3), (3, 17, 33, 65), (2, 16, 24, 8), (1, 1, 64, 40), (2, 31, 
 LARGE = [(1, 512, 768, 1024), (4, 128, 256, 4096), (1, 4097, 1000, 64)]
 """A batch of so many, rows, columns, and what is summed over."""
 
+STORED = [(False, False, False), (True, False, True), (False, True, True), (True, True, False)]
+"""Whether a and b are stored transposed, and b is one for all."""
+
 NO_ALGORITHM = "has no algorithm"
 
 REPLAYS = 10
@@ -62,15 +65,16 @@ def fed(product: launches.Product, sizes: Sequence[int], seed: int = 0) -> dict[
     inner = (n, k) if product.transpose_b else (k, n)
     found = {"x": random.standard_normal((batch, k, m) if product.transpose_a else (batch, m, k), np.float32),
              "w": random.standard_normal(inner if product.one_b else (batch, *inner), np.float32)}
-    return found | ({"v": random.standard_normal(n, np.float32)} if product.bias else {})
+    found |= {"v": random.standard_normal(n, np.float32)} if product.bias else {}
+    return found | ({"u": random.standard_normal((batch, m, n), np.float32)} if product.added else {})
 
 
 def wanted(product: launches.Product, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """The result in float64, of operands as the type holds them."""
     kind: Any = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}.get(product.dtype, np.float32)
-    x, w, *bias = (array.astype(kind).astype(np.float64) for array in inputs.values())
+    x, w, *added = (array.astype(kind).astype(np.float64) for array in inputs.values())
     out = (x.swapaxes(1, 2) if product.transpose_a else x) @ (w.swapaxes(-1, -2) if product.transpose_b else w)
-    out = out + bias[0] if bias else out
+    out = sum(added, out)
     if product.activation == "relu":
         return np.maximum(out, 0)
     return out * (0.5 + 0.5 * np.tanh(np.sqrt(2 / np.pi) * (out + 0.044715 * out**3))) if product.activation else out
@@ -97,13 +101,14 @@ def error_of(product: launches.Product, made: Any, sizes: Sequence[int]) -> floa
 
 
 def epilogues() -> str:
-    """Every type with every epilogue, operands stored either way, a batch and one for all of it."""
+    """Every type with every epilogue and what is added, operands stored either way, a batch and one for all of it."""
     worst: dict[str, float] = defaultdict(float)
     without: Counter[str] = Counter()
-    ways = itertools.product(TOLERANCES, ACTIVATIONS, (False, True), (False, True), (False, True), (False, True))
-    for dtype, activation, bias, transpose_a, transpose_b, one_b in ways:
-        product = launches.Product(dtype, transpose_a, transpose_b, one_b, 1 << 22, activation, bias)
-        name = f"{dtype}{' bias' * bias}{f' {activation}' if activation else ''}"
+    ways = itertools.product(TOLERANCES, ACTIVATIONS, (False, True), (False, True), STORED)
+    for dtype, activation, bias, added, (transpose_a, transpose_b, one_b) in ways:
+        product = launches.Product(
+            dtype, transpose_a, transpose_b, one_b, 1 << 22, activation, bias, added=added)
+        name = f"{dtype}{' bias' * bias}{' added' * added}{f' {activation}' if activation else ''}"
         made = session(product.model(product.fused()))
         plain = transpose_b and not transpose_a
         for sizes in (*SIZES, *(LARGE if plain and not REHEARSAL else ())):
@@ -252,7 +257,7 @@ def run_without_library(fused: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Timed:
-    """A product that is timed, with what follows it: nothing, a bias, or a bias and an activation."""
+    """A product that is timed, with what follows it: nothing, a bias, or a bias and an activation or a residual."""
 
     name: str
     rows: int
@@ -269,8 +274,10 @@ class Timed:
         m, n, k, kind = self.rows, self.columns, self.depth, self.kind
         behind = {"": "y = MatMul(a, b)", "bias": "p = MatMul(a, b) y = Add(p, c)",
                   "relu": "p = MatMul(a, b) s = Add(p, c) y = Relu(s)",
+                  "residual": "p = MatMul(a, b) s = Add(p, c) y = Add(s, r)",
                   "gelu": "p = MatMul(a, b) s = Add(p, c) y = Gelu<approximate = \"tanh\">(s)"}[self.follows]
         more = f", {kind}[{n}] c" if self.follows else ""
+        more += f", {kind}[{m},{n}] r" if self.follows == "residual" else ""
         return parse(f"g ({kind}[{m},{k}] a, {kind}[{k},{n}] b{more}) => ({kind}[{m},{n}] y) {{ {behind} }}")
 
 
@@ -281,7 +288,7 @@ def _layers(name: str, rows: int, width: int, inner: int, last: str = "bias") ->
 
 CASES = (
     *_layers("bert 8:128", 1024, 768, 3072), *_layers("bert 32:384", 12_288, 768, 3072),
-    *_layers("vit 32", 6304, 768, 3072),
+    *_layers("vit 32", 6304, 768, 3072, "residual"),
     *(Timed(f"llama {name}", 1024, columns, depth, "")
       for name, columns, depth in (("projection", 2048, 2048), ("up", 5632, 2048), ("down", 2048, 5632))),
     Timed("llama 8 rows", 8, 5632, 2048, ""), Timed("llama 1 row", 1, 2048, 5632, ""),
@@ -305,7 +312,7 @@ def torch_times(cases: Sequence[Timed]) -> list[float]:
         c = torch.randn(case.columns, **kind)
         if not case.follows:
             return lambda: torch.mm(a, b)
-        if case.follows == "bias":
+        if case.follows in ("bias", "residual"):  # without the residual
             return lambda: torch.addmm(c, a, b)
         return lambda: torch._addmm_activation(c, a, b, use_gelu=case.follows == "gelu")
 

@@ -11,15 +11,16 @@ import numpy as np
 from native.stand_in import counter, expect, fails, message, session
 from native.statistics_scenarios import counted, record_to
 
-PRODUCTS: dict[str, tuple[bool, bool, bool, bool, str, int]] = {
-    "product": (False, False, False, False, "", 0), "product_float16": (False, True, False, False, "", 0),
-    "product_bfloat16": (True, False, True, False, "", 0), "product_turned": (True, True, True, False, "", 0),
-    "product_tf32": (False, False, True, False, "relu", 0), "product_bias": (False, False, True, True, "", 2),
-    "product_bias_relu": (False, True, False, True, "relu", 15),
-    "product_gelu": (False, False, False, False, "gelu", 0), "product_bias_gelu": (False, False, True, True, "gelu", 0),
+PRODUCTS: dict[str, tuple[bool, bool, bool, str, str, int]] = {
+    "product": (False, False, False, "", "", 0), "product_float16": (False, True, False, "", "", 0),
+    "product_bfloat16": (True, False, True, "", "", 0), "product_turned": (True, True, True, "", "", 0),
+    "product_tf32": (False, False, True, "", "relu", 0), "product_bias": (False, False, True, "v", "", 2),
+    "product_bias_relu": (False, True, False, "v", "relu", 15), "product_gelu": (False, False, False, "", "gelu", 0),
+    "product_bias_gelu": (False, False, True, "v", "gelu", 0), "product_add": (False, False, True, "u", "", 0),
+    "product_bias_add": (True, False, False, "vu", "relu", 0),
 }
-"""Whether a and b are stored transposed, b is one for all, and there is a bias, then what follows, and the algorithm's
-rank, by model: launch_models.PRODUCTS, which needs the package."""
+"""Whether a and b are stored transposed, and b is one for all, what is added (v is a bias), what follows, and the
+algorithm's rank, by model: launch_models.PRODUCTS, which needs the package."""
 
 
 def library_counter(name: str, kind: Any = ctypes.c_int) -> Any:
@@ -29,16 +30,17 @@ def library_counter(name: str, kind: Any = ctypes.c_int) -> Any:
 
 def operands(name: str, batch: int, m: int, n: int, k: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Small integers, whose products are exact in every type, as they are stored; and what is made of their product."""
-    turned_a, turned_b, one, biased, activation, _ = PRODUCTS[name]
+    turned_a, turned_b, one, added, activation, _ = PRODUCTS[name]
     random = np.random.default_rng(m + n)
     a = random.integers(-2, 3, (batch, m, k)).astype(np.float32)
     b = random.integers(-2, 3, (k, n) if one else (batch, k, n)).astype(np.float32)
     fed = {"x": np.ascontiguousarray(a.swapaxes(1, 2) if turned_a else a),
            "w": np.ascontiguousarray(b.swapaxes(-1, -2) if turned_b else b)}
     wanted = a @ b
-    if biased:
-        fed["v"] = random.integers(-3, 4, n).astype(np.float32)
-        wanted = wanted + fed["v"]
+    for name_of, shape in (("v", (n,)), ("u", (batch, m, n))):
+        if name_of in added:
+            fed[name_of] = random.integers(-3, 4, shape).astype(np.float32)
+            wanted = wanted + fed[name_of]
     if activation == "relu":
         wanted = np.maximum(wanted, 0)
     if activation == "gelu":

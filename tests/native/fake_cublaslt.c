@@ -135,7 +135,7 @@ int cublasLtMatmul(void* handle, Description* how, const float* alpha, const cha
                    const Algorithm* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
   (void)stream;
   if (fake_lt_error != 0) return fake_lt_error;
-  if (handle != &fake_lt_error || *alpha != 1 || *beta != 0 || c != d || layout_c != layout_d ||
+  if (handle != &fake_lt_error || *alpha != 1 || (*beta == 0 ? c != d : *beta != 1 || c == d) || layout_c != layout_d ||
       !fit(how, layout_a, layout_b, layout_d) || algorithm->data[0] != workspace_bytes + 1 ||
       (workspace_bytes != 0 && (uintptr_t)workspace % 256 != 0)) return kInvalidValue;
   __atomic_add_fetch(&fake_lt_products, 1, __ATOMIC_SEQ_CST);
@@ -156,6 +156,7 @@ int cublasLtMatmul(void* handle, Description* how, const float* alpha, const cha
           sum += element(layout_a, from_a, row, at, how->transpose_a) *
                  element(layout_b, from_b, at, column, how->transpose_b);
         }
+        if (*beta != 0) sum += element(layout_c, c + matrix * layout_c->stride * size, row, column, 0);
         if (how->bias != NULL) sum += element(layout_d, how->bias, row, 0, 0);
         if ((how->epilogue & 2) != 0 && sum < 0) sum = 0;
         if ((how->epilogue & 32) != 0) sum *= 0.5f + 0.5f * tanhf(0.7978845608f * (sum + 0.044715f * sum * sum * sum));

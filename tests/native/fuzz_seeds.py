@@ -59,7 +59,8 @@ def seeds(images: dict[str, bytes]) -> list[Seed]:
         product = launch_models.PRODUCTS[name]
         out += [Seed(fused.plan, "stand_in", shapes) for fused in (product.fused(), product.of_sum())]
     out += [Seed(launch_models.PRODUCTS[name].fused().plan, "stand_in", shapes) for name, shapes in (
-        ("product_bias", [[2, 5, 3], [3, 7], [7]]), ("product_or_sum", [[2, 3, 3], [3, 3]]))]
+        ("product_bias", [[2, 5, 3], [3, 7], [7]]),
+        ("product_bias_add", [[2, 3, 5], [2, 3, 7], [7], [2, 5, 7]]), ("product_or_sum", [[2, 3, 3], [3, 3]]))]
     out.append(Seed(fused_models.add_host().plan, "stand_in", [[5]], [[5, 3]]))
     (plan,) = (each.s for each in fused_models.undeclared().graph.node[0].attribute if each.name == "plan")
     out.append(Seed(LaunchPlan.from_json(plan.decode()), "undeclared", [[3, 5]]))

@@ -179,9 +179,9 @@ class Owned {
 
 class Gemm : public PreparedCall {
  public:
-  Gemm(Device& device, size_t type, const Sizes& sizes, bool biased)
+  Gemm(Device& device, size_t type, const Sizes& sizes, bool biased, bool added)
       : driver_(device.driver), library_(Library::get()), handle_(handle_of(device)), sizes_(sizes),
-        operands_(biased ? 4 : 3), description_(library_.destroy_description), a_(library_.destroy_layout),
+        biased_(biased), added_(added), operands_(3u + biased + added), description_(library_.destroy_description), a_(library_.destroy_layout),
         b_(library_.destroy_layout), c_(library_.destroy_layout) {
     const std::string what = "describe the product " + sizes_.text();
     library_.check(library_.create_description(description_.out(), kComputed[type], kFloat32), what);
@@ -235,11 +235,12 @@ class Gemm : public PreparedCall {
     const float one = 1, zero = 0;
     const auto address = [&](size_t index) { return reinterpret_cast<void*>(operands.addresses[index]); };
     void* const result = address(operands_ - 1);
+    void* const addend = added_ ? address(operands_ - 2) : result;
     check_operands(operands.addresses);
     set_bias(operands.addresses);
     library_.check(
-        library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, &zero, result, c_, result, c_,
-                          &chosen_.algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
+        library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, added_ ? &one : &zero, addend, c_,
+                          result, c_, &chosen_.algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
                           operands.stream),
         "run the product " + sizes_.text());
   }
@@ -247,7 +248,7 @@ class Gemm : public PreparedCall {
  private:
   // An algorithm for operands that are so aligned, with `most` bytes of workspace at most, of which it takes so many.
   struct Kept {
-    uint32_t alignments[4];
+    uint32_t alignments[5];
     size_t most, workspace;
     Algorithm algorithm;
   };
@@ -260,7 +261,7 @@ class Gemm : public PreparedCall {
 
   // The description has the bias's address, also for the choice of an algorithm.
   void set_bias(const std::vector<uint64_t>& addresses) {
-    if (operands_ == 3 || addresses[2] == bias_) return;
+    if (!biased_ || addresses[2] == bias_) return;
     library_.check(library_.set_description(description_, kBiasPointer, &addresses[2], sizeof addresses[2]),
                    "describe the product " + sizes_.text());
     bias_ = addresses[2];
@@ -283,7 +284,7 @@ class Gemm : public PreparedCall {
     set(kReductions, kAddedIn32Bits);
     set(kAlignmentA, wanted->alignments[1]);
     set(kAlignmentB, wanted->alignments[0]);
-    set(kAlignmentC, wanted->alignments[operands_ - 1]);
+    set(kAlignmentC, wanted->alignments[operands_ - (added_ ? 2 : 1)]);
     set(kAlignmentD, wanted->alignments[operands_ - 1]);
     const int asked = static_cast<int>(sizes_.algorithm) + 1;
     std::vector<Found> found(static_cast<size_t>(asked));
@@ -300,7 +301,8 @@ class Gemm : public PreparedCall {
   const Library& library_;
   const Handle handle_;
   const Sizes sizes_;
-  const size_t operands_;  // a, b, the bias where there is one, c
+  const bool biased_, added_;
+  const size_t operands_;  // a, b, the bias where there is one, what is added where it is, c
   Owned<Description> description_;
   Owned<Layout> a_, b_, c_;
   uint64_t bias_ = 0;  // the address that the description has
@@ -333,32 +335,28 @@ bool fits(const std::vector<int64_t>& values) {
   return true;
 }
 
-template <bool biased>
+template <bool biased, bool added>
 Routine routine(const char* name) {
   return {
       name,
       {"float16", "bfloat16", "float32", "tf32"},
-      biased ? 4 : 3,
+      3u + biased + added,
       {"m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b", "activation",
        "algorithm"},
       fits,
       [](Device& device) { handle_of(device); },
       [](Device& device, size_t type, const std::vector<int64_t>& sizes) -> std::unique_ptr<PreparedCall> {
-        return std::make_unique<Gemm>(device, type, Sizes(sizes), biased);
+        return std::make_unique<Gemm>(device, type, Sizes(sizes), biased, added);
       },
   };
 }
 
 }  // namespace
 
-const Routine& gemm_routine() {
-  static const Routine made = routine<false>("gemm");
-  return made;
-}
-
-const Routine& biased_gemm_routine() {
-  static const Routine made = routine<true>("gemm_bias");
-  return made;
+const Routine& gemm_routine(bool biased, bool added) {
+  static const Routine made[2][2] = {{routine<false, false>("gemm"), routine<false, true>("gemm_add")},
+                                     {routine<true, false>("gemm_bias"), routine<true, true>("gemm_bias_add")}};
+  return made[biased][added];
 }
 
 }  // namespace onnxfuse

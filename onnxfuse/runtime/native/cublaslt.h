@@ -6,8 +6,7 @@
 namespace onnxfuse {
 
 // "gemm": C = f(A B) for row-major matrices, a batch of them or one, with an accumulator of 32 bits; "gemm_bias" adds a
-// vector to each row before f.
-const Routine& gemm_routine();
-const Routine& biased_gemm_routine();
+// vector to each row before f, "gemm_add" matrices, and "gemm_bias_add" both.
+const Routine& gemm_routine(bool biased, bool added);
 
 }  // namespace onnxfuse

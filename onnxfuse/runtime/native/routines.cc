@@ -7,7 +7,8 @@
 namespace onnxfuse {
 
 const Routine& Routine::named(std::string_view name) {
-  static const Routine* const routines[] = {&gemm_routine(), &biased_gemm_routine()};
+  static const Routine* const routines[] = {
+      &gemm_routine(false, false), &gemm_routine(true, false), &gemm_routine(false, true), &gemm_routine(true, true)};
   for (const Routine* routine : routines) {
     if (routine->name == name) return *routine;
   }
