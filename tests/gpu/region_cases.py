@@ -53,6 +53,18 @@ CASES = {
         { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
     "a product of float32": """g (float[65,72] a, float[72,136] b, float[136] c) => (float[65,136] y)
         { p = MatMul(a, b) s = Add(p, c) y = Tanh(s) }""",
+    "a quantised layer": """g (int8[130,272] a, int8[200,272] b, float s, float[200] t, float[200] c, float o)
+        => (int8[130,200] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t)
+          p = Gemm<transB = 1>(x, w, c) r = Relu(p) z = Constant<value = int8 {3}>() y = QuantizeLinear(r, o, z) }""",
+    "a quantised layer, zero points": """g (uint8[130,272] a, uint8[200,272] b, float s, uint8 z, float t, uint8 u)
+        => (float[130,200] y) { x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t, u)
+          p = Gemm<transB = 1>(x, w) y = Tanh(p) }""",
+    "a quantised layer, columns side by side": """g (uint8[130,272] a, int8[272,208] b, float s, uint8 z, float[208] t)
+        => (float[130,208] y) { x = DequantizeLinear(a, s, z) w = DequantizeLinear<axis = 1>(b, t)
+          p = MatMul(x, w) y = Relu(p) }""",
+    "a quantised layer, no vectors": """g (int8[33,31] a, int8[31,65] b, float s, float[65] t, int8[65] u)
+        => (float[33,65] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 1>(b, t, u)
+          p = MatMul(x, w) y = Relu(p) }""",
     "few queries of many keys": """g (T[2,3,5,40] q, T[2,3,40,600] k, T[2,3,600,40] v) => (T[2,3,5,40] y)
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
     "attention of float32": """g (float[2,3,65,40] q, float[2,3,40,100] k, float[2,3,100,40] v) => (float[2,3,65,40] y)
