@@ -50,7 +50,10 @@ def _shifted(shift: Callable[..., Array]) -> Callable[..., Array]:
 
 
 NUMPY: dict[str, Callable[..., Array]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _own("Div"), "mod": _own("Mod"),
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _own("Div"), "steps": np.divide,
+    "nearest": lambda x, zero, least, most: np.clip(np.rint(np.where(np.isnan(x), -np.inf, x)) + zero, least, most),
+    "nearest_byte": lambda x, zero, least, most: np.clip(np.rint(np.where(np.isnan(x), 0, x)) + zero, least, most),
+    "mod": _own("Mod"),
     "fmod": _own("Mod", fmod=1), "pow": _own("Pow"), "min": np.minimum, "max": np.maximum,
     "at_least": lambda a, b: np.where(a < b, b, a), "at_most": lambda a, b: np.where(a > b, b, a),
     "neg": np.negative, "abs": np.abs, "where": np.where, "copy": np.copy, "exp": np.exp, "quick_exp": np.exp,

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
+from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, wide
 from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
 from onnxfuse.ir.tensors import Fill, Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
@@ -74,17 +74,14 @@ def quantize(node: Node, context: LoweringContext) -> Tensor:
                                                  f"{TYPES[scale.dtype].name}, has no kernel")
     if integer_attribute(node, "precision", FLOAT) not in (TensorProto.UNDEFINED, FLOAT):
         raise context.refuse("unsupported-mode", f"{node.op} with a precision of its own has no kernel")
-    return nearest(apply("div", wide(source), wide(scale)), zero, dtype)
+    return nearest(apply("steps", wide(source), wide(scale)), zero, dtype)
 
 
 def nearest(quotient: Tensor, zero: Tensor | None, dtype: int) -> Tensor:
     """A float32 as the nearest number of a quantised type, ties to even, its zero point added."""
-    least, most = RANGES[dtype]
-    instead = like(0.0 if TYPES[dtype].size == 1 else least - most - 1, quotient)
-    steps: Tensor = apply("round", apply("where", test("isnan", quotient), instead, quotient))
-    if zero is not None:
-        steps = apply("add", steps, Map(FLOAT, zero.shape, "cast", (zero,)))
-    near = apply("min", apply("max", steps, like(least, steps)), like(most, steps))
+    least, most = (like(bound, quotient) for bound in RANGES[dtype])
+    point = like(0.0, quotient) if zero is None else Map(FLOAT, zero.shape, "cast", (zero,))
+    near = apply("nearest_byte" if TYPES[dtype].size == 1 else "nearest", quotient, point, least, most)
     return Map(dtype, near.shape, "cast", (near,))
 
 

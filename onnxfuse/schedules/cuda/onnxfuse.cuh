@@ -174,6 +174,28 @@ __device__ __forceinline__ float quick_gelu(float x) {
 template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }
 template <typename T> __device__ __forceinline__ bool isinf(T x) { return x == (T)OF_INFINITY || x == -(T)OF_INFINITY; }
 template <typename T> __device__ __forceinline__ T divide(T a, T b) { return a / b; }
+// x / step where many x are divided by one step, to be rounded to whole numbers: its reciprocal is computed once for all,
+// and two corrections round the quotient as division does (Markstein, Computation of elementary functions on the IBM RISC
+// System/6000 processor, 1990), which takes another, long way for each zero that it meets.  Quotients that round to
+// nothing, or to more than 16 bits hold, need no correction.
+__device__ __forceinline__ float steps(float x, float step) {
+  const float inverse = 1.0f / step;
+  if (::fabsf(inverse) == OF_INFINITY) return x / step;
+  const float first = x * inverse;
+  const float second = ::fmaf(::fmaf(-first, step, x), inverse, first);
+  const float third = ::fmaf(::fmaf(-second, step, x), inverse, second);
+  return ::fabsf(first) > 0.25f && ::fabsf(first) < 16777216.0f ? third : first;
+}
+// The whole number nearest to x, ties to even, plus another, from `least` to `most`, which 16 bits hold.  It is bounded
+// first, so that a sum with 1.5 * 2 ^ 23, which has no digits behind the point, rounds it: one instruction of the quick
+// kind, where rint is one of the slow.  No number gives the least, of bytes `zero` as it is.
+__device__ __forceinline__ float nearest(float x, float zero, float least, float most) {
+  const float bounded = ::fminf(::fmaxf(x, least - zero), most - zero);
+  return __fadd_rn(__fadd_rn(bounded, 12582912.0f), -12582912.0f) + zero;
+}
+__device__ __forceinline__ float nearest_byte(float x, float zero, float least, float most) {
+  return nearest(x != x ? 0.0f : x, zero, least, most);
+}
 __device__ __forceinline__ float fmod(float a, float b) { return ::fmodf(a, b); }
 __device__ __forceinline__ double fmod(double a, double b) { return ::fmod(a, b); }
 __device__ __forceinline__ float pow(float a, float b) { return ::powf(a, b); }
