@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from kernel_harness import make
 
+from onnxfuse.emulator.kernel_text import for_host
+from onnxfuse.emulator.toolchain import build, parts
 from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.schedules import headers
 from onnxfuse.schedules.headers import HEADERS, definitions, header, linked, used_in, without_definitions
@@ -96,3 +98,13 @@ def test_what_is_left_without_definitions() -> None:
 def test_names_that_a_text_uses() -> None:
     text = "__half x = of::load<2>(p).at[0]; y = of::Store<T>::from(OF_NAN); load(q); half z;"
     assert used_in(text) == {"load", "Store", "OF_NAN", "__half"}
+
+
+def test_the_emulator_compiles_nothing_that_a_text_does_not_call() -> None:
+    """Of functions that are not inline either, which all texts are compiled after."""
+    kernel = 'extern "C" __global__ void half_of(float* x) { x[0] = of::divide(x[0], 2.0f); }\n'
+    text = linked(HEADERS, used_in(kernel)) + kernel
+    header, body = parts(for_host(text).text)
+    assert "__noinline__ void plain_mma_tf32(" in header.read_text() and "divide(float" not in body
+    library, _ = build(text)
+    assert b"half_of" in library.read_bytes() and b"plain_mma" not in library.read_bytes()

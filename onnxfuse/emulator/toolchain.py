@@ -34,6 +34,15 @@ _KERNEL_FLAGS = [
 _SILENT = "-fsanitize-undefined-trap-on-error"
 """A check that fails is an illegal instruction.  To say what it found is a tenth of a text's compilation, for what the
 few launches that fail can be compiled again for."""
+_COMMON = """
+#pragma push_macro("__noinline__")
+#undef __noinline__
+#define __noinline__ inline __attribute__((noinline))
+{}
+#pragma pop_macro("__noinline__")
+"""
+"""Definitions that all texts are compiled after.  The code of functions that are not inline would be in each text,
+called or not, and take as much as a tenth of a small one's compilation."""
 _RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
 if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
     _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
@@ -64,7 +73,7 @@ def cache_folder() -> Path:
         EmulatorError: there is no host compiler.
     """
     version = compiler_version()
-    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_RUNTIME_FLAGS}".encode())
+    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_COMMON} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
             digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
@@ -130,7 +139,7 @@ def parts(text: str) -> tuple[Path, str]:
     if body is None:
         return _header(), text
     line = text.count("\n", len(begin), len(text) - len(body)) + 1
-    return _header(all_definitions()), f'#line {line} "kernel"\n{body}'
+    return _header(_COMMON.format(all_definitions())), f'#line {line} "kernel"\n{body}'
 
 
 @lru_cache(maxsize=1)
