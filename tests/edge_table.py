@@ -16,7 +16,7 @@ from onnx import helper
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from edge_operands import element_type  # noqa: E402
+from edge_operands import element_type, limits, parsed  # noqa: E402, F401 (what tests take from here, too)
 from edge_values import EdgeCase, read  # noqa: E402
 
 from onnxfuse.operators import lowered  # noqa: E402

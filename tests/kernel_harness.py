@@ -230,12 +230,13 @@ def failures(
     host = [expected[value.name] for value in hosts(made.lowered.sized)]
     outputs = [(info.name, info.type.tensor_type.elem_type) for info in made.model.graph.output]
     skewed = {place: 1 for place, array in enumerate(given) if array.size}
+    placements = ({}, skewed) if misalign and skewed else ({},)
+    held = [variants_that_hold(plan, given, host, misalign=placement)[:limit] for placement in placements]
+    if source is None and limit is not None:
+        text = alone(made.kernel, [variant for each in held for variant in each])
     found = []
-    for placement in ({}, skewed) if misalign and skewed else ({},):
-        held = variants_that_hold(plan, given, host, misalign=placement)[:limit]
-        if source is None and limit == 1:
-            text = alone(made.kernel, held)
-        for variant, order in product(held, orders):
+    for placement, variants in zip(placements, held, strict=True):
+        for variant, order in product(variants, orders):
             actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement,
                               multiprocessors=multiprocessors)
             for (name, dtype), array in zip(outputs, actual, strict=True):

@@ -165,12 +165,6 @@ def drawn(seed: int) -> Case:
         sizes={"N": chance.randint(1, 3), **{symbol: size for size, symbol in zip(sizes, symbols[:rank], strict=True)}})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """All kernels at once."""
-    compile_all([made(case) for case in (*(CASES | AROUND | BEFORE).values(), *map(drawn, range(DRAWN)))])
-
-
 @pytest.mark.parametrize("name", [*CASES, *AROUND, *BEFORE])
 def test_windows(name: str) -> None:
     case = (CASES | AROUND | BEFORE)[name]
