@@ -32,8 +32,8 @@ OPSET = 19
 
 @dataclass(frozen=True)
 class LayerCase:
-    """A layer of ``rows`` by ``columns`` over ``depth``; ``last``: whether what is summed over is last in the weights, as
-    those that are constants are laid out; ``zero``: whether activations have a zero point; ``rounded``: whether it
+    """A layer of ``rows`` by ``columns`` over ``depth``; ``last``: whether what is summed over is last in the weights,
+    as those that are constants are laid out; ``zero``: whether activations have a zero point; ``rounded``: whether it
     writes int8, behind bias and ReLU; ``kind``: "int8", or "float16" for the same without quantised numbers."""
 
     name: str

@@ -8,10 +8,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import quantized_models
 from emulated import EmulatedRunner
+from emulator import Emulator
 from onnx import TensorProto, helper
 from quantized_models import Writer
 from rewriting_models import run, same_bits
@@ -20,6 +22,7 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime import library
+from onnxfuse.schedules.headers import linked, used_in
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.reference import Reference
 
@@ -114,3 +117,39 @@ def test_what_has_no_kernel_is_refused(
     made = optimise(model, Options(verify=False, target="H100"))
     assert not made.plan.fusions
     assert any(says in refusal.message for refusal in made.plan.refusals), made.plan.refusals
+
+
+STEPS = """
+extern "C" __global__ void k(const float* x, const float* step, float* quotients, float* numbers, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  quotients[i] = of::steps(x[i], step[i]);
+  numbers[2 * i] = of::nearest_byte(quotients[i], 3.0f, -128.0f, 127.0f);
+  numbers[2 * i + 1] = of::nearest(quotients[i], 3.0f, 0.0f, 65535.0f);
+}
+"""
+
+
+def test_quotients_are_those_of_division() -> None:
+    """Where they decide: on ties and a unit beside them, of reciprocals that are exact and hard; and numbers that are
+    none, endless, or past both ends come to what division and rint give."""
+    random = np.random.default_rng(5)
+    count = 1 << 16
+    digits, exponents = random.integers(1 << 23, 1 << 24, count), random.integers(-43, -3, count)
+    step = np.ldexp(digits.astype(np.float32), exponents)
+    step[::4] = np.nextafter(np.exp2(random.integers(-9, 9, count // 4)).astype(np.float32), np.float32(0))
+    x = ((random.integers(-70000, 70000, count) + 0.5) * step.astype(np.float64)).astype(np.float32)
+    x = np.nextafter(x, random.choice([-np.inf, 0, np.inf], count).astype(np.float32), dtype=np.float32)
+    edges = np.array([0, -0.0, 1, -1, 1e-40, 3e38, -3e38, np.inf, -np.inf, np.nan, 1e-20, 0.4, 70000], np.float32)
+    odd = np.stack(np.meshgrid(edges, np.append(edges, np.float32([2**-126, 2**127])))).reshape(2, -1)
+    x, step = np.append(x, odd[0]), np.append(step, odd[1])
+    quotients, numbers = np.empty(x.size, np.float32), np.empty((x.size, 2), np.float32)
+    Emulator(linked(("onnxfuse",), used_in(STEPS)) + STEPS).launch(
+        "k", -(-x.size // 256), 256, [x, step, quotients, numbers, x.size])
+    with np.errstate(all="ignore"):
+        wanted = x / step
+    decisive = (np.abs(wanted) > 0.25) & (np.abs(wanted) < 1 << 24)
+    np.testing.assert_array_equal(quotients[decisive], wanted[decisive])
+    for place, (least, most, instead) in enumerate(((-128, 127, 0), (0, 65535, -np.inf))):
+        whole = np.rint(np.where(np.isnan(wanted), instead, wanted)) + 3
+        np.testing.assert_array_equal(numbers[:, place], np.clip(whole, least, most))
