@@ -86,7 +86,7 @@ void start_block(Block& block, size_t number) {
     thread.block = &block;
     thread.state = State::ready;
     for (Queue& queue : thread.queues) queue.works.clear(), queue.group = 0;
-    start(thread.context, stacks + slot * kStack + kPage, kStack - kPage, thread_main);
+    start(thread.context, stacks + slot * kStack + kPage, kStack - kPage - slot * 5 * kLine % kPage, thread_main);
   }
 }
 

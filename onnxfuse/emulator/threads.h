@@ -29,7 +29,10 @@ namespace {
 constexpr int kMostBlocks = 8;              // of a cluster
 constexpr int kMostThreads = kMostBlocks * 1024;
 constexpr size_t kPage = 4096;
-constexpr size_t kStack = 64 * 1024;       // of one thread, its guard page included
+// Of one thread, its guard page included.  Threads are at the same place of their stacks most of the time: there these
+// are no power of two apart, and begin up to a page lower, so that caches hold those of all threads.
+constexpr size_t kStack = 64 * 1024 + kPage;
+constexpr size_t kLine = 64;
 constexpr size_t kDynamic = 256 * 1024;    // more than any GPU has
 constexpr unsigned char kPoison = 0xff;    // NaN in every floating-point type
 constexpr unsigned char kCanary = 0xa5;

@@ -24,7 +24,8 @@ void settle(Thread* lanes, const Thread& last) {
   if (last.warp == Warp::share) return share(lanes, last);
   uint64_t all = 0;
   bool first = true;
-  for (int lane = 0; lane < 32; ++lane) {
+  const bool shuffles = last.warp <= Warp::shuffle_xor;  // and what only meets: nothing is made of all values
+  for (int lane = shuffles ? 32 : 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1)) continue;
     const uint64_t value = lanes[lane].value;
     const unsigned low = static_cast<unsigned>(value), sofar = static_cast<unsigned>(all);
