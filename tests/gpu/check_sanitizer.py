@@ -395,7 +395,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40, help="random graphs; 40 by default")
     parser.add_argument("--most", type=int, default=25, help="nodes of a random graph, about; 25 by default")
     parser.add_argument("--cases", action="store_true", help="every way to run products, attention and stencils too")
-    parser.add_argument("--only", default="", metavar="TEXT", help="kernels whose first variant's name has it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="kernels whose first variant's name, or what it is of, has it")
     parser.add_argument("--seed", type=int, default=0, help="of the random graphs")
     parser.add_argument("--tools", default=",".join(TOOLS), help="of compute-sanitizer; all four by default")
     parser.add_argument("--target", help="GPU to plan for; by default the one at hand")
@@ -421,7 +421,8 @@ def main() -> int:
     jobs, skipped = collect([lambda: model_jobs(models, given.target),
                              lambda: graph_jobs(given.graphs, given.seed, given.most, given.target),
                              lambda: case_jobs(given.target) if given.cases else iter(())])
-    jobs = [job for job in jobs if given.only in LaunchPlan.from_json(job.plan).variants[0].name]
+    jobs = [job for job in jobs if given.only in job.name
+            or given.only in LaunchPlan.from_json(job.plan).variants[0].name]
     kernels = len({job.source for job in jobs})
     print(f"{kernels} kernels, {len(jobs)} with their shapes, planned in {time.perf_counter() - start:.0f} s",
           flush=True)
