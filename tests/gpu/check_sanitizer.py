@@ -241,7 +241,7 @@ def run_all(folder: Path) -> int:
         plan = LaunchPlan.from_json(job.plan)
         try:
             if job.source not in kernels:
-                names = dict.fromkeys(step.kernel for variant in plan.variants for step in variant.steps)
+                names = dict.fromkeys(step.kernel for variant in plan.variants for step in variant.launches)
                 kernels[job.source] = load_kernels((folder / f"{number}.cubin").read_bytes(), list(names))
             launches += run_job(job, kernels[job.source], int(device.compute_capability), sms)
         except Exception as error:  # whatever it is, it is this kernel's outcome, and the others go on
@@ -267,7 +267,7 @@ def run_job(job: Job, kernels: Mapping[str, Any], sm: int, multiprocessors: int)
         buffers = {f"{kind}{place}": tensor for kind, tensors in (("i", inputs), ("o", outputs), ("t", scratch))
                    for place, tensor in enumerate(tensors)}
         for variant in holding(plan, situation):
-            for step in variant.steps:
+            for step in variant.launches:
                 count += launch(step, situation, buffers, plan.maps, kernels[step.kernel])
             if not aligned:
                 break
@@ -275,8 +275,8 @@ def run_job(job: Job, kernels: Mapping[str, Any], sm: int, multiprocessors: int)
 
 
 def holding(plan: LaunchPlan, situation: Situation) -> list[Variant]:
-    """The variants whose guards hold."""
-    return [one for one in plan.variants if all(situation.evaluate(guard) for guard in one.guards)]
+    """The variants of generated kernels whose guards hold."""
+    return [one for one in plan.variants if not one.calls and all(map(situation.evaluate, one.guards))]
 
 
 def launch(
@@ -395,7 +395,8 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40, help="random graphs; 40 by default")
     parser.add_argument("--most", type=int, default=25, help="nodes of a random graph, about; 25 by default")
     parser.add_argument("--cases", action="store_true", help="every way to run products, attention and stencils too")
-    parser.add_argument("--only", default="", metavar="TEXT", help="kernels whose first variant's name, or what it is of, has it")
+    parser.add_argument("--only", default="", metavar="TEXT",
+                        help="kernels whose first variant's name, or what it is of, has it")
     parser.add_argument("--seed", type=int, default=0, help="of the random graphs")
     parser.add_argument("--tools", default=",".join(TOOLS), help="of compute-sanitizer; all four by default")
     parser.add_argument("--target", help="GPU to plan for; by default the one at hand")
