@@ -241,8 +241,7 @@ def run_all(folder: Path) -> int:
         plan = LaunchPlan.from_json(job.plan)
         try:
             if job.source not in kernels:
-                names = dict.fromkeys(step.kernel for variant in plan.variants for step in variant.launches)
-                kernels[job.source] = load_kernels((folder / f"{number}.cubin").read_bytes(), list(names))
+                kernels[job.source] = load_kernels((folder / f"{number}.cubin").read_bytes(), plan.kernels)
             launches += run_job(job, kernels[job.source], int(device.compute_capability), sms)
         except Exception as error:  # whatever it is, it is this kernel's outcome, and the others go on
             traceback.print_exc()
@@ -375,8 +374,7 @@ def compile_all(jobs: Sequence[Job], folder: Path) -> None:
     from onnxfuse.runtime.library import gpus
 
     plans = [LaunchPlan.from_json(job.plan) for job in jobs]
-    sources = [KernelSource(job.source, (*plan.options, LINE_INFORMATION),
-                            tuple(dict.fromkeys(step.kernel for variant in plan.variants for step in variant.steps)))
+    sources = [KernelSource(job.source, (*plan.options, LINE_INFORMATION), plan.kernels)
                for job, plan in zip(jobs, plans, strict=True)]
     for number, image in enumerate(default_compiler().images(sources, gpus()[0].architecture)):
         (folder / f"{number}.cubin").write_bytes(image)
@@ -422,8 +420,8 @@ def main() -> int:
     jobs, skipped = collect([lambda: model_jobs(models, given.target),
                              lambda: graph_jobs(given.graphs, given.seed, given.most, given.target),
                              lambda: case_jobs(given.target) if given.cases else iter(())])
-    jobs = [job for job in jobs if given.only in job.name
-            or given.only in LaunchPlan.from_json(job.plan).variants[0].name]
+    jobs = [job for job in jobs for first in [LaunchPlan.from_json(job.plan).variants[0]]
+            if (given.only in job.name or given.only in first.name) and not first.calls]
     kernels = len({job.source for job in jobs})
     print(f"{kernels} kernels, {len(jobs)} with their shapes, planned in {time.perf_counter() - start:.0f} s",
           flush=True)
