@@ -6,7 +6,8 @@ cuBLASLt's epilogues do.
 The library proposes some algorithms for the sizes of a run, and which of them runs is a choice as a tile is: its
 rank.  How long it takes nobody predicts, so that it is taken only where it was measured.  GELU is the library's where
 the model has the approximation by tanh too; the other, by the error function, differs from that by up to 5e-4, and by
-a tenth of its value where x is -3, and stays with the generated kernels.
+a tenth of its value where x is -3, and stays with the generated kernels; so does ReLU, of which the library makes 0
+where there is no number.
 """
 
 from __future__ import annotations
@@ -169,8 +170,6 @@ def _before(scalar: Scalar) -> tuple[str, Scalar]:
     if not isinstance(scalar, Apply):
         return "", scalar
     x = bare(scalar.operands[0])
-    if scalar.function == "relu":
-        return "relu", x
     return ("gelu_tanh", x) if _is_of(_gelu(scalar.dtype), scalar, x) else ("", scalar)
 
 

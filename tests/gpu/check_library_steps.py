@@ -171,7 +171,7 @@ def captured() -> str:
 
 
 BLOCK = """g (float16[M,768] x) => (float16[M,768] y) {
-  p = MatMul(x, w) s = Add(p, b) g = Gelu<approximate = "tanh">(s) q = MatMul(g, v) t = Add(q, c) y = Relu(t) }"""
+  p = MatMul(x, w) s = Add(p, b) g = Gelu<approximate = "tanh">(s) q = MatMul(g, v) y = Add(q, c) }"""
 
 
 def block() -> onnx.ModelProto:
@@ -273,7 +273,6 @@ class Timed:
 
         m, n, k, kind = self.rows, self.columns, self.depth, self.kind
         behind = {"": "y = MatMul(a, b)", "bias": "p = MatMul(a, b) y = Add(p, c)",
-                  "relu": "p = MatMul(a, b) s = Add(p, c) y = Relu(s)",
                   "residual": "p = MatMul(a, b) s = Add(p, c) y = Add(s, r)",
                   "gelu": "p = MatMul(a, b) s = Add(p, c) y = Gelu<approximate = \"tanh\">(s)"}[self.follows]
         more = f", {kind}[{n}] c" if self.follows else ""
