@@ -347,8 +347,8 @@ def test_a_product_that_gains_too_little_alone_is_kept_for_a_launch(tmp_path: Pa
 @pytest.mark.parametrize("kind", ["float16", "float"])
 def test_what_a_library_does_faster_is_taken(kind: str, tmp_path: Path) -> None:
     """Where it was measured so; what is generated stands behind it in the file, for where there is no library."""
-    database, model = tmp_path / "measurements.sqlite", model_of("bias and activation", kind)
-    timer = FakeTimer(lambda kernel: {RUNTIME: 50.0, "gemm_bias 0": 10.0}.get(kernel, 20.0))
+    database, model = tmp_path / "measurements.sqlite", model_of("a Gemm and a residual", kind)
+    timer = FakeTimer(lambda kernel: {RUNTIME: 50.0, "gemm_bias_add 0": 10.0}.get(kernel, 20.0))
     with open_database(database) as kept:
         tuned = tune(model, timer, kept, TuneOptions(dims={"M": 128}))
     assert [region.choice for region in tuned.regions if len(region.operators) == 3] == [

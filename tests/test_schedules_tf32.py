@@ -66,8 +66,9 @@ def test_what_tuning_may_try() -> None:
     """Each warp multiplies by itself, in the tiles that may be quickest, with few stages and with many."""
     large = {"M": 4096, "K": 4096, "N": 4096}
     made = product(PLAIN, planned=large)
-    assert len(made.kernel.choices) == 5 and {choice["group"] for choice in made.kernel.choices} == {1}
-    others = [told(made, choice, large) for choice in made.kernel.choices]
+    choices = [choice for choice in made.kernel.choices if "library" not in dict(choice.settings)]
+    assert len(choices) == 5 and {choice["group"] for choice in choices} == {1}
+    others = [told(made, choice, large) for choice in choices]
     compile_all(others)
     for other in others:
         check(other, exact_inputs(made, {"M": 72, "K": 136, "N": 264}), length=136, limit=1, misalign=False)
