@@ -39,12 +39,12 @@ class Attention(nn.Module):
         q, k, v = self.inside(x).split(self.parts, -1)
         q, k, v = _heads(q, self.heads), _heads(k, self.groups), _heads(v, self.groups)
         if turn is not None:
-            q, k = _turned(q, *turn), _turned(k, *turn)
+            q, k = _rotated(q, *turn), _rotated(k, *turn)
         return self.outside(_joined(functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=self.groups != self.heads)))
 
 
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary embedding."""
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat((-second, first), -1) * sine

@@ -151,7 +151,7 @@ def test_weights_are_turned_where_that_is_faster(model: object, tmp_path: Path) 
     for region in regions:
         own = {value.name for value in region.hosts}
         for value in region.folded:
-            name = value.name.removesuffix("_turned")
+            name = value.name.removesuffix("_transposed")
             assert name in own and np.array_equal(initial[value.name], initial[name].T)
     result = verify(made, EmulatedRunner())
     assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()

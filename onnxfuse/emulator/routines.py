@@ -83,10 +83,10 @@ def _matrices(
 ) -> Array:
     """An operand as a batch of matrices, rows first."""
     rows, columns = (size[axis] for axis in axes)
-    stride, turned = size[f"stride_{name}"], size.get(f"transpose_{name}", 0)
+    stride, transposed = size[f"stride_{name}"], size.get(f"transpose_{name}", 0)
     whole = _elements(step, buffer, (size["batch"] - 1) * stride + rows * columns)
     wide = whole.itemsize
-    steps = (wide, rows * wide) if turned else (columns * wide, wide)
+    steps = (wide, rows * wide) if transposed else (columns * wide, wide)
     return np.lib.stride_tricks.as_strided(whole, (size["batch"], rows, columns), (stride * wide, *steps))
 
 

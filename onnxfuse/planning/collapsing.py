@@ -27,7 +27,7 @@ from onnxfuse.ir.scalars import FLOAT, NARROW, TYPES
 from onnxfuse.operators.operands import number_attribute
 from onnxfuse.planning.linear import Linear, typed
 from onnxfuse.planning.steps import VIEWS, Step, along, step_of, viewed
-from onnxfuse.planning.turning import dequantised_weights, size_of, turned
+from onnxfuse.planning.transposing import dequantised_weights, size_of, transposed
 from onnxfuse.refusal import Refusal
 from onnxfuse.wording import option
 
@@ -147,7 +147,7 @@ class Folds:
         rest = set(members)  # what is folded into one product is not into another
         for node in sorted(members, key=lambda node: -node.index):
             if (dequantises := dequantised_weights(node, members, self.graph)) is not None:
-                made = self._turned(dequantises)
+                made = self._transposed(dequantises)
                 found = found if made is None else made if found is None else found.with_(made)
             chain = self._chain(node, rest) if node in rest else None
             if chain is None or not chain.gains:
@@ -163,14 +163,14 @@ class Folds:
                 found = folded if found is None else found.with_(folded)
         return found, tuple(refusals)
 
-    def _turned(self, node: Node) -> Fold | None:
+    def _transposed(self, node: Node) -> Fold | None:
         """Quantised weights that lie the other way; None where the file would grow too large."""
         key = node, frozenset({node})
         if key not in self._known:
             if sum(self._bytes.values()) + size_of(node) > MOST_BYTES:
                 return None
             self._bytes[node] = size_of(node)
-            made = turned(node, self._constant)
+            made = transposed(node, self._constant)
             words = f"a transpose into {node.label}"
             self._known[key] = Fold(key[1], {node: made.instead}, (made.weights,), words, collapses=False)
         known = self._known[key]

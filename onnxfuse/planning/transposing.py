@@ -21,7 +21,7 @@ LEAST = 16
 
 
 @dataclass(frozen=True)
-class Turned:
+class TransposedWeights:
     """A node that dequantises weights: the weights the other way, and what stands for it over these."""
 
     node: Node
@@ -54,16 +54,16 @@ def dequantised_weights(product: Node, members: Collection[Node], graph: Graph) 
     return node if alone and vectors and (weights.constant is not None or weights.contents is not None) else None
 
 
-def turned(node: Node, constant: Callable[[Node, str, NDArray[Any]], Value]) -> Turned:
+def transposed(node: Node, constant: Callable[[Node, str, NDArray[Any]], Value]) -> TransposedWeights:
     """The weights of such a node the other way; ``constant`` makes them."""
     weights, result = node.inputs[0], node.outputs[0]
     assert weights is not None and result is not None and result.shape is not None
     read = weights.constant if weights.contents is None else weights.contents()
     assert read is not None
-    made = constant(node, f"{weights.name}_turned", read.T)
-    between = Value(f"{result.name}_turned", result.dtype, result.shape[::-1])
+    made = constant(node, f"{weights.name}_transposed", read.T)
+    between = Value(f"{result.name}_transposed", result.dtype, result.shape[::-1])
     attributes: Mapping[str, Any] = {**node.attributes, "axis": 1 - int(node.attributes.get("axis", 1)) % 2}
-    return Turned(node, made, (
+    return TransposedWeights(node, made, (
         replace(node, inputs=(made, *node.inputs[1:]), outputs=(between,), attributes=attributes),
         replace(node, op="Transpose", domain="", inputs=(between,), attributes={"perm": [1, 0]}),
     ))
