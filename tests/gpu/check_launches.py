@@ -31,7 +31,7 @@ import launch_models as launches  # noqa: E402
 import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402
-from runtime_sessions import REHEARSAL, Bound, expect, plus, session, with_images  # noqa: E402
+from runtime_sessions import REHEARSAL, Bound, begin, expect, plus, session, with_images  # noqa: E402
 
 TOLERANCES = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}
 """Of the output's largest element: two units in the last place of it, and the order of sums."""
@@ -214,13 +214,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of the checks to run")
     parser.add_argument("--rehearse", metavar="FOLDER", type=Path, help="where the stand-ins are, built")
     arguments = parser.parse_args()
-    if arguments.rehearse and not REHEARSAL:
-        os.environ.update(
-            ONNXFUSE_REHEARSAL="1", ONNXFUSE_LIBCUDA=str(arguments.rehearse / "fake_cuda.so"),
-            ONNXFUSE_LIBCUBLASLT=str(arguments.rehearse / "fake_cublaslt.so"))
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-    os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
-    print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)
+    begin(arguments.rehearse)
     failed = 0
     for check in CHECKS:
         if arguments.only and check.__name__ not in arguments.only:

@@ -36,7 +36,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
-from runtime_sessions import DEVICE, REHEARSAL, expect, session  # noqa: E402
+from runtime_sessions import DEVICE, REHEARSAL, begin, expect, session  # noqa: E402
 
 from onnxfuse.lowering.routines import ACTIVATIONS, TF32  # noqa: E402
 from onnxfuse.schedules.product_library import RANKS, WORKSPACE  # noqa: E402
@@ -374,13 +374,7 @@ def main() -> int:
     parser.add_argument("--types", default="float16", help="of what is timed: float16, bfloat16, float")
     parser.add_argument("--rehearse", metavar="FOLDER", type=Path, help="where the stand-ins are, built")
     arguments = parser.parse_args()
-    if arguments.rehearse and not REHEARSAL:
-        os.environ.update(
-            ONNXFUSE_REHEARSAL="1", ONNXFUSE_LIBCUDA=str(arguments.rehearse / "fake_cuda.so"),
-            ONNXFUSE_LIBCUBLASLT=str(arguments.rehearse / "fake_cublaslt.so"))
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-    os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
-    print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)
+    begin(arguments.rehearse)
     failed = sum(run(check, check.__name__) for check in CHECKS if check.__name__ in arguments.only)
     if "times" in arguments.only and not REHEARSAL:
         wanted_cases = tuple(each for each in arguments.cases.split(",") if each)

@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,21 @@ import onnxfuse.runtime as runtime
 REHEARSAL = os.environ.get("ONNXFUSE_REHEARSAL") == "1"
 DEVICE = "cpu" if REHEARSAL else "cuda"
 IMAGES = {"sm_90": IMAGE} if REHEARSAL else {}
+
+
+def begin(stand_ins: Path | None) -> None:
+    """Take a kernel cache of one's own, and tell what runs; begin anew over the stand-ins for the driver and cuBLASLt
+    in a folder, where that is given and has not been done.
+
+    Must come before anything of a GPU is used: libraries are looked for once in a process.
+    """
+    if stand_ins is not None and not REHEARSAL:
+        os.environ.update(
+            ONNXFUSE_REHEARSAL="1", ONNXFUSE_LIBCUDA=str(stand_ins / "fake_cuda.so"),
+            ONNXFUSE_LIBCUBLASLT=str(stand_ins / "fake_cublaslt.so"))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
+    print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)
 
 
 def expect(condition: bool, *seen: object) -> None:
