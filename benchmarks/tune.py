@@ -14,12 +14,12 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from common import ZOO, ApartError, apart, hydrate, measured_on, packed, table
-from zoo import Row, choose, networks_option
+from common import ZOO, ApartError, apart, measured_on, packed, table
+from zoo import Row, choose, networks_option, quantised_option
 
 from onnxfuse import tuning
 from onnxfuse.measuring.database import open_database
@@ -42,7 +42,7 @@ def tune(row: Row, seconds: float, database: Path, force: bool) -> Spent:
     """One row, on the GPU at hand."""
     with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
         path = Path(folder) / f"{row.model}.onnx"
-        path.write_bytes(hydrate().hydrate(row.skeleton).SerializeToString())
+        path.write_bytes(row.hydrated().SerializeToString())
         options = tuning.TuneOptions(dims=row.dims, budget=seconds, force=force)
         with open_database(database) as kept:
             found = tuning.tune(path, tuning.find_timer(), kept, options)
@@ -74,18 +74,19 @@ def asked(texts: Sequence[str], seconds: float, folder: Path = ZOO) -> list[tupl
 @click.command(help=__doc__.split("\n")[0])
 @click.argument("rows", nargs=-1, metavar="[ROW[=SECONDS]]...")
 @networks_option
+@quantised_option
 @click.option("--seconds", type=float, default=30, show_default=True, help="For rows that name none.")
 @click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True,
               help="Where measurements are kept; packed where it ends in .xz.")
 @click.option("--force", is_flag=True, help="Measure again what the database holds.")
-def main(rows: tuple[str, ...], networks: Path, seconds: float, database: Path, force: bool) -> None:
+def main(rows: tuple[str, ...], networks: Path, integers: bool, seconds: float, database: Path, force: bool) -> None:
     wanted = asked(rows, seconds, networks)
     where = measured_on()
     lines, failed = [], False
     for row, budget in wanted:
         with packed(database, keep=True) as path:  # what was measured before a crash is kept too
             try:
-                spent = apart(tune, row, budget, path, force)
+                spent = apart(tune, replace(row, quantised=integers), budget, path, force)
             except ApartError as error:
                 failed = True
                 click.echo(f"  {row.name}: {error}", err=True)

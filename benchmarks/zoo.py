@@ -20,14 +20,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
+import onnx
 from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, measured_on, packed, table, write_results
+from quantising import quantised
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
 from onnxfuse.measuring.database import VARIABLE
@@ -46,7 +48,8 @@ NAME_WIDTH = 110
 
 @dataclass(frozen=True)
 class Row:
-    """A model of a folder, of so many bytes, at sizes; ``sizes`` by the place of the axis.
+    """A model of a folder, of so many bytes, at sizes; ``sizes`` by the place of the axis; products and convolutions
+    are of 8-bit integers where it is ``quantised``.
 
     Models that came later are not ``in_mean``, so that the mean can be followed over the years."""
 
@@ -56,6 +59,7 @@ class Row:
     in_mean: bool = True
     size: int = 0
     folder: Path = ZOO
+    quantised: bool = False
 
     @property
     def name(self) -> str:
@@ -65,6 +69,13 @@ class Row:
     def skeleton(self) -> Path:
         """Its model without weights."""
         return self.folder / f"{self.model}.onnx.xz"
+
+    def hydrated(self) -> onnx.ModelProto:
+        """It, with weights."""
+        made: onnx.ModelProto = hydrate().hydrate(self.skeleton)
+        if self.quantised:
+            return quantised(made, hydrate().feeds({"inputs": self.inputs}, (1, *self.sizes[1:])))
+        return made
 
     @property
     def family(self) -> str:
@@ -148,7 +159,7 @@ def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence
          ) -> Iterator[tuple[Row, str, str, Optimised, float]]:
     """Hydrate a model and fuse it for each of its rows: the two files, what was planned, the seconds that it took."""
     original = Path(folder) / f"{rows[0].model}.onnx"
-    original.write_bytes(hydrate().hydrate(rows[0].skeleton).SerializeToString())
+    original.write_bytes(rows[0].hydrated().SerializeToString())
     for row in rows:
         start = time.perf_counter()
         optimised = optimise(
@@ -341,9 +352,14 @@ networks_option = click.option(
     help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
 
 
+quantised_option = click.option(
+    "--quantised", "integers", is_flag=True, help="With products and convolutions of 8-bit integers.")
+
+
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default.")
 @networks_option
+@quantised_option
 @click.option("--cuda-graph", is_flag=True, help="Replay CUDA graphs, both models.")
 @click.option("--quick", is_flag=True, help="Few runs, and no memory.")
 @click.option("--list-kernels", type=int, default=0, metavar="N",
@@ -363,10 +379,10 @@ networks_option = click.option(
 @click.option("--seconds", type=float, default=180, show_default=True, help="Most that one row may take.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
-def main(names: str | None, networks: Path, cuda_graph: bool, quick: bool, list_kernels: int, pairs: tuple[str, ...],
-         disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
+def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, quick: bool, list_kernels: int,
+         pairs: tuple[str, ...], disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
          database: Path | None, report_only: bool, jobs: int, seconds: float, out: Path) -> None:
-    rows, bars = choose(names, networks), _bars(least)
+    rows, bars = [replace(row, quantised=integers) for row in choose(names, networks)], _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
     disabled = _disabled(disable)
@@ -393,8 +409,10 @@ def main(names: str | None, networks: Path, cuda_graph: bool, quick: bool, list_
                 click.echo(f"{outcome.row.name}: {outcome.error}")
         sys.exit(any(outcome.error for outcome in outcomes))
     text, met = show(outcomes, bars, list_kernels)
-    what = "-".join([networks.name, *(["cuda-graph"] if cuda_graph else []), *(["quick"] if quick else []),
-                     *(pair.replace("=", "-").replace("_", "-") for pair in pairs), *(f"no-{id}" for id in disable)])
+    what = "-".join([
+        networks.name, *(["quantised"] if integers else []), *(["cuda-graph"] if cuda_graph else []),
+        *(["quick"] if quick else []), *(pair.replace("=", "-").replace("_", "-") for pair in pairs),
+        *(f"no-{id}" for id in disable)])
     path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
     click.echo(text)
     click.echo(f"written: {path} and .json", err=True)

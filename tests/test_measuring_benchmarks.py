@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from cli_models import apart
 from click.testing import CliRunner
@@ -175,6 +176,27 @@ def test_hydrating_is_reproducible():
     assert one == same and one != other
     onnx.checker.check_model(one)
     assert not any("hydrate" in tensor.doc_string for tensor in one.graph.initializer)
+
+
+def test_quantised_models_are_near_the_floats():
+    """Both inputs of each product with a constant weight are integers, and what else there was stays."""
+    quantising = importlib.import_module("quantising")
+    text = """<ir_version: 9, opset_import: ["": 19]> g (float16[5,32] x) => (float16[5,8] y)
+              { h = Relu(x) a = MatMul(h, w) b = Gemm<transB=1>(a, v) c = MatMul(h, u) y = Add(b, c) }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(random.standard_normal(shape).astype(np.float16), name)
+        for name, shape in (("w", (32, 16)), ("v", (8, 16)), ("u", (32, 8))))
+    feeds = {"x": random.standard_normal((5, 32)).astype(np.float16)}
+    made = quantising.quantised(model, feeds)
+    onnx.checker.check_model(made, full_check=True)
+    assert [node.op_type for node in made.graph.node].count("QuantizeLinear") == 2  # h is read by two
+    assert [node.op_type for node in made.graph.node].count("DequantizeLinear") == 5
+    assert not {"w", "v", "u"} & {tensor.name for tensor in made.graph.initializer}
+    right, found = (onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, feeds)[0].astype(np.float32) for each in (model, made))
+    assert 0 < np.abs(found - right).max() < 0.03 * np.abs(right).max()
 
 
 def test_feeds_have_the_sizes_of_the_row():

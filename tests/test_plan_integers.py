@@ -43,8 +43,8 @@ class Layers:
         self.nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
         return name
 
-    def rounded(self, x: str, zero: int = 3) -> str:
-        step = (self.constant(np.array(2.0**-5, self.kind)), self.constant(np.array(zero, np.int8)))
+    def rounded(self, x: str, zero: int = 3, scale: float = 2.0**-5) -> str:
+        step = (self.constant(np.array(scale, self.kind)), self.constant(np.array(zero, np.int8)))
         return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *step), *step)
 
     def weights(self, depth: int, columns: int) -> str:
@@ -105,6 +105,22 @@ def test_what_comes_in() -> None:
     layer = ["DequantizeLinear", "DequantizeLinear", "MatMul", "Add", "Relu"]
     assert (layer, True) in found and ([*layer, "QuantizeLinear"], True) in found
     assert (["MatMul", "Add", "Relu"], False) in found  # as it stands beside what dequantises
+
+
+def test_layers_of_other_scales_have_one_kernel() -> None:
+    """Each layer's activations have a scale and a zero point of their own, as calibration finds them."""
+    layers = Layers(np.float32)
+    x = "x"
+    for zero, scale in ((3, 2.0**-5), (5, 2.0**-6)):
+        matrix = layers.constant(layers.random.standard_normal((WIDTH, WIDTH)).astype(np.float32))
+        x = layers.node("MatMul", layers.rounded(layers.node("Relu", x), zero, scale), matrix)
+    made = planned(layers.model(x))
+    regions = made.plan.fusions
+    assert [[node.op for node in region.nodes] for region in regions] == [
+        ["Relu", "QuantizeLinear", "DequantizeLinear"]] * 2
+    assert regions[0].kernel.source == regions[1].kernel.source
+    result = verify(made, EmulatedRunner())
+    assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
 
 
 def test_zero_points_that_are_zero_for_each_channel_cost_nothing() -> None:

@@ -82,13 +82,17 @@ class LoweringContext:
             )
         return value.dtype
 
-    def tensor(self, value: Value) -> Tensor:
-        """The value as a tensor: computed in the region, a number in the text, or read from memory."""
+    def tensor(self, value: Value, read: bool = False) -> Tensor:
+        """The value as a tensor: computed in the region, a number in the text, or read from memory.
+
+        ``read``: from memory also where it is a constant of one element.  What differs from layer to layer, as a scale
+        of quantised numbers does, would make a text of its own of each, to be compiled and measured by itself.
+        """
         if value in self.tensors:
             return self.tensors[value]
         dtype = self.dtype(value)
         made: Tensor
-        if value.constant is not None and value.constant.size == 1:
+        if value.constant is not None and value.constant.size == 1 and not read:
             made = Fill(dtype, self.shape(value), number(value.constant))
             self.inlined.append(value)
         elif value.constant is None and dtype == INT64 and value.elements is not None and len(value.elements) == 1:

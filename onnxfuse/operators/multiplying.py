@@ -12,7 +12,7 @@ from onnxfuse.ir.contractions import Labels, contract
 from onnxfuse.ir.integers import less_zero
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Contract, Map, Permute, Tensor
-from onnxfuse.operators.operands import integer_attribute, number_attribute, operand, optional
+from onnxfuse.operators.operands import integer_attribute, number_attribute, operand, optional, quantised_by
 from onnxfuse.operators.quantization import RANGES, nearest
 
 
@@ -127,8 +127,9 @@ def matmul_integer(node: Node, context: LoweringContext) -> Tensor:
 
 def qlinear_matmul(node: Node, context: LoweringContext) -> Tensor:
     """What the integers' product stands for, as the nearest quantised number."""
-    left, scale, zero, right, right_scale, right_zero, own_scale, own_zero = (
-        operand(node, context, place) for place in range(8))
+    left, right = operand(node, context, 0), operand(node, context, 3)
+    scale, zero, right_scale, right_zero, own_scale, own_zero = (
+        quantised_by(node, context, place) for place in (1, 2, 4, 5, 6, 7))
     made = product_of(less_zero(left, by_rows(zero)), less_zero(right, right_zero))
     factor = apply("div", apply("mul", wide(by_rows(scale)), wide(alone(right_scale))), wide(by_rows(own_scale)))
     return requantized(made, factor, by_rows(own_zero), node, context)

@@ -6,6 +6,7 @@ import numpy as np
 
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.ir.context import LoweringContext, Unlowerable
+from onnxfuse.ir.scalars import UINT8
 from onnxfuse.ir.tensors import Tensor
 from onnxfuse.refusal import Refusal
 
@@ -19,6 +20,14 @@ def optional(node: Node, context: LoweringContext, place: int) -> Tensor | None:
     """Input ``place`` of a node as a tensor, or None where it is absent."""
     value = node.inputs[place] if place < len(node.inputs) else None
     return None if value is None else context.tensor(value)
+
+
+def quantised_by(node: Node, context: LoweringContext, place: int) -> Tensor:
+    """A scale or zero point of quantised numbers.  Each layer has numbers of its own, and equal layers one kernel that
+    reads them; in its text are zero points that many layers share: 0, and 128 of unsigned bytes."""
+    value = present(node, context, place)
+    shared = (0, 128) if value.dtype == UINT8 else (0,)
+    return context.tensor(value, read=value.constant is not None and not np.isin(value.constant, shared).all())
 
 
 def present(node: Node, context: LoweringContext, place: int) -> Value:

@@ -17,7 +17,7 @@ from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, 
 from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
 from onnxfuse.ir.tensors import Fill, Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
-from onnxfuse.operators.operands import integer_attribute, operand, optional
+from onnxfuse.operators.operands import integer_attribute, operand, quantised_by
 from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define, opaque
 
 RANGES: dict[int, tuple[int, int]] = {
@@ -108,7 +108,7 @@ def _check_quantized(node: Node, context: LoweringContext, dtype: int, which: st
 
 def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point, of one element or along their axis."""
-    scale, zero = operand(node, context, 1), _zero(node, context)
+    scale, zero = quantised_by(node, context, 1), _zero(node, context)
     if integer_attribute(node, "block_size", 0):
         raise context.refuse("unsupported-mode", f"{node.op} in blocks has no kernel")
     rank = len(source.shape)
@@ -126,11 +126,13 @@ def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[T
 def _zero(node: Node, context: LoweringContext) -> Tensor | None:
     """The zero point; a constant of one number everywhere, as zeros for each channel, is that number."""
     value = node.inputs[2] if len(node.inputs) > 2 else None
-    if value is not None and value.is_constant and value.dtype in RANGES and not value.external:
+    if value is None:
+        return None
+    if value.is_constant and value.dtype in RANGES and not value.external:
         numbers = value.constant if value.contents is None else value.contents()
         if numbers is not None and numbers.size > 1 and np.all(numbers == numbers.flat[0]):
             return Fill(context.dtype(value), context.shape(value), int(numbers.flat[0]))
-    return optional(node, context, 2)
+    return quantised_by(node, context, 2)
 
 
 for _domain in ("", MICROSOFT):
