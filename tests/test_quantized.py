@@ -124,7 +124,7 @@ extern "C" __global__ void k(const float* x, const float* step, float* quotients
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   quotients[i] = of::steps(x[i], step[i]);
-  numbers[2 * i] = of::nearest_byte(quotients[i], 3.0f, -128.0f, 127.0f);
+  numbers[2 * i] = (signed char)of::nearest_byte(quotients[i], 3, -128.0f, 127.0f);
   numbers[2 * i + 1] = of::nearest(quotients[i], 3.0f, 0.0f, 65535.0f);
 }
 """

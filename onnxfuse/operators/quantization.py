@@ -14,8 +14,8 @@ from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, wide
-from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
-from onnxfuse.ir.tensors import Fill, Map, Tensor
+from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, INT32, TYPES
+from onnxfuse.ir.tensors import Fill, Map, Tensor, scalar
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, quantised_by
 from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define, opaque
@@ -80,8 +80,11 @@ def quantize(node: Node, context: LoweringContext) -> Tensor:
 def nearest(quotient: Tensor, zero: Tensor | None, dtype: int) -> Tensor:
     """A float32 as the nearest number of a quantised type, ties to even, its zero point added."""
     least, most = (like(bound, quotient) for bound in RANGES[dtype])
-    point = like(0.0, quotient) if zero is None else Map(FLOAT, zero.shape, "cast", (zero,))
-    near = apply("nearest_byte" if TYPES[dtype].size == 1 else "nearest", quotient, point, least, most)
+    kind = INT32 if TYPES[dtype].size == 1 else FLOAT
+    point = scalar(0, kind) if zero is None else Map(kind, zero.shape, "cast", (zero,))
+    if kind == INT32:
+        return apply("nearest_byte", quotient, point, least, most, dtype=dtype)
+    near = apply("nearest", quotient, point, least, most)
     return Map(dtype, near.shape, "cast", (near,))
 
 

@@ -176,25 +176,29 @@ template <typename T> __device__ __forceinline__ bool isinf(T x) { return x == (
 template <typename T> __device__ __forceinline__ T divide(T a, T b) { return a / b; }
 // x / step where many x are divided by one step, to be rounded to whole numbers: its reciprocal is computed once for all,
 // and two corrections round the quotient as division does (Markstein, Computation of elementary functions on the IBM RISC
-// System/6000 processor, 1990), which takes another, long way for each zero that it meets.  Quotients that round to
-// nothing, or to more than 16 bits hold, need no correction.
+// System/6000 processor, 1990), which takes another, long way for each zero that it meets.  No step is so small that its
+// reciprocal is infinite: both are larger by a power of two then.  Quotients of endless steps are nothing, and those that
+// are more than 16 bits hold need no correction.  Nothing here branches, so that quotients are computed side by side.
 __device__ __forceinline__ float steps(float x, float step) {
-  const float inverse = 1.0f / step;
-  if (::fabsf(inverse) == OF_INFINITY) return x / step;
-  const float first = x * inverse;
-  const float second = ::fmaf(::fmaf(-first, step, x), inverse, first);
-  const float third = ::fmaf(::fmaf(-second, step, x), inverse, second);
-  return ::fabsf(first) > 0.25f && ::fabsf(first) < 16777216.0f ? third : first;
+  const float by = ::fabsf(step) < 1e-30f ? 1.20892582e+24f : 1.0f;
+  const float inverse = 1.0f / (step * by), exact = inverse == 0.0f ? 0.0f : step * by;
+  const float larger = x * by;
+  const float first = larger * inverse;
+  const float second = ::fmaf(::fmaf(-first, exact, larger), inverse, first);
+  const float third = ::fmaf(::fmaf(-second, exact, larger), inverse, second);
+  return ::fabsf(first) < 16777216.0f ? third : first;
 }
 // The whole number nearest to x, ties to even, plus another, from `least` to `most`, which 16 bits hold.  It is bounded
 // first, so that a sum with 1.5 * 2 ^ 23, which has no digits behind the point, rounds it: one instruction of the quick
-// kind, where rint is one of the slow.  No number gives the least, of bytes `zero` as it is.
+// kind, where rint is one of the slow.  No number gives the least.
 __device__ __forceinline__ float nearest(float x, float zero, float least, float most) {
   const float bounded = ::fminf(::fmaxf(x, least - zero), most - zero);
   return __fadd_rn(__fadd_rn(bounded, 12582912.0f), -12582912.0f) + zero;
 }
-__device__ __forceinline__ float nearest_byte(float x, float zero, float least, float most) {
-  return nearest(x != x ? 0.0f : x, zero, least, most);
+// The same as the lowest byte of what it returns, where that sum's bits have it.  No number gives `zero`.
+__device__ __forceinline__ int nearest_byte(float x, int zero, float least, float most) {
+  const float bounded = ::fminf(::fmaxf(x != x ? 0.0f : x, least - (float)zero), most - (float)zero);
+  return __float_as_int(__fadd_rn(bounded, 12582912.0f)) + zero;
 }
 __device__ __forceinline__ float fmod(float a, float b) { return ::fmodf(a, b); }
 __device__ __forceinline__ double fmod(double a, double b) { return ::fmod(a, b); }
