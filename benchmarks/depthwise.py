@@ -3,8 +3,9 @@ installed.
 
     python benchmarks/depthwise.py [--cases convnext,mobile] [--target GPU] [--dry-run] [--no-torch]
 
-Convolutions of ConvNeXt, EfficientNet, MobileNet, a Conformer and Mamba with a bias and what follows it there.  The
-floor of a case is the longer of its bytes at the rate of a large copy and its multiplications at the GPU's float32
+Convolutions of ConvNeXt, EfficientNet, MobileNet, a Conformer and Mamba with a bias and what follows it there; some
+of them over images with channels last too (--cases last), which the runtime runs between transposes.  The floor of a
+case is the longer of its bytes at the rate of a large copy and its multiplications at the GPU's float32
 rate.  Of every way the results are compared with the runtime's.  PyTorch's time is of channels-last tensors, bias
 included, what follows left out.  Passes where from 8 MB on the best way of each case takes at most 1.25 times its floor
 and no result is wrong.  ``--dry-run`` names the ways and times nothing.
@@ -58,7 +59,8 @@ FOLLOWS = {"": "y = Identity(c)", "relu": "y = Relu(c)", "silu": "s = Sigmoid(c)
 @dataclass(frozen=True)
 class DepthwiseCase:
     """A convolution with a bias in float16: ``spatial`` sizes of the image, ``kernel`` and ``stride`` along each axis;
-    ``causal``: padded before alone; ``follows``, ``before``: an activation behind it, and of its image."""
+    ``causal``: padded before alone; ``follows``, ``before``: an activation behind it, and of its image; ``last``:
+    whether images and results have their channels last."""
 
     name: str
     batch: int
@@ -69,6 +71,7 @@ class DepthwiseCase:
     causal: bool = False
     follows: str = ""
     before: str = ""
+    last: bool = False
 
     @property
     def pads(self) -> tuple[int, int]:
@@ -99,12 +102,20 @@ class DepthwiseCase:
         def sizes(*numbers: int) -> str:
             return f"float16[{', '.join(map(str, numbers))}]"
 
+        def images(places: tuple[int, ...]) -> str:
+            return sizes(self.batch, *places, channels) if self.last else sizes(self.batch, channels, *places)
+
         pads = [self.pads[0]] * rank + [self.pads[1]] * rank
+        inside = (f"{BEFORE[self.before]} c = Conv <group = {channels}, pads = {pads}, "
+                  f"strides = {[self.stride] * rank}> (i, w, b) {FOLLOWS[self.follows]}")
+        given, made = "x", "y"
+        if self.last:
+            first, last = [0, rank + 1, *range(1, rank + 1)], [0, *range(2, rank + 2), 1]
+            given, made = "n", "l"
+            inside = f"x = Transpose <perm = {first}> (n) {inside} l = Transpose <perm = {last}> (y)"
         return (
-            f"({sizes(self.batch, channels, *self.spatial)} x, {sizes(channels, 1, *[self.kernel] * rank)} w, "
-            f"{sizes(channels)} b) => ({sizes(self.batch, channels, *self.results)} y) "
-            f"{{ {BEFORE[self.before]} c = Conv <group = {channels}, pads = {pads}, "
-            f"strides = {[self.stride] * rank}> (i, w, b) {FOLLOWS[self.follows]} }}")
+            f"({images(self.spatial)} {given}, {sizes(channels, 1, *[self.kernel] * rank)} w, "
+            f"{sizes(channels)} b) => ({images(self.results)} {made}) {{ {inside} }}")
 
     def floor(self, copy: float, flops: float) -> float:
         """Microseconds that its bytes or its multiplications take, at so many a second."""
@@ -116,7 +127,7 @@ def _square(name: str, channels: int, size: int, kernel: int, stride: int = 1, f
                          (size, size), kernel, stride, follows=follows)
 
 
-CASES = (
+FIRST = (
     *(_square("convnext", *sizes, kernel=7) for sizes in ((96, 56), (192, 28), (384, 14), (768, 7))),
     _square("mobile", 32, 112, 3, follows="relu"), _square("mobile", 96, 112, 3, 2, "relu"),
     _square("mobile", 144, 56, 3, follows="relu"), _square("mobile", 144, 56, 3, 2, "relu"),
@@ -126,6 +137,11 @@ CASES = (
     _square("efficientnet", 480, 14, 5, follows="silu"), _square("efficientnet", 672, 14, 5, follows="silu"),
     _square("efficientnet", 672, 14, 5, 2, "silu"), _square("efficientnet", 1152, 7, 5, follows="silu"),
     _square("efficientnet", 1152, 7, 3, follows="silu"),
+)
+
+CASES = (
+    *FIRST,
+    *(replace(case, name=f"last {case.name}", last=True) for case in FIRST),
     *(replace(_square("silu", channels, side, kernel, follows="silu"), before="silu")
       for channels, side, kernel in ((144, 56, 3), (240, 28, 5), (672, 14, 5), (1152, 7, 3))),
     DepthwiseCase("conformer 1024", 16, 512, (1024,), 31, follows="silu"),
