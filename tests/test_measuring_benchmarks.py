@@ -624,6 +624,10 @@ def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:
     for case in (depthwise.CASES[0], depthwise.CASES[5], depthwise.CASES[-3]):
         found = depthwise.measure(case, profile, dry_run=True)
         assert found.own.startswith("stencil_") and set(found.ways.values()) == {None}
+    lasts = [case for case in depthwise.CASES if case.last]
+    for case in (lasts[0], lasts[-1]):
+        assert depthwise.measure(case, profile, dry_run=True).own.startswith("stencil_last_")
+    assert lasts[0].name == "last convnext 96 x 56, 7" and lasts[0].bytes == depthwise.CASES[0].bytes
     first = depthwise.CASES[0]
     assert first.bytes == 2 * (2 * 32 * 96 * 56 * 56 + 96 * 50) and first.flops == 2 * 49 * 32 * 96 * 56 * 56
     assert first.floor(4e12, 60e12) == pytest.approx(15.7, rel=0.01)

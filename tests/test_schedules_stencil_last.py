@@ -4,17 +4,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from kernel_harness import Made, attempt, check, make, only, parse, random_inputs
 
 from onnxfuse.compiling import source_of
+from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice
+from onnxfuse.schedules.stencil_last_strips import BANKS, PIECE, Edges, StencilLastShape
+from onnxfuse.schedules.stencil_parts import StencilAxis
 
 FIRST, LAST = "t = Transpose<perm = [0,3,1,2]>(x)", "Transpose<perm = [0,2,3,1]>"
 PLAIN = ("g (T[2,14,15,24] x, T[24,1,3,3] w, T[24] b) => (T[A,B,C,D] y) "
@@ -47,6 +52,16 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         f"{{ {FIRST} c = Conv<group = 16, pads = [1,1,1,1]>(t, w) d = Mul(c, s) e = Add(d, q) f = {LAST}(e) "
         "y = Add(f, r) z = Neg(f) }", {}),
     "what is no zero at zero": (PLAIN.replace(FIRST, "i = Sigmoid(x) " + FIRST.replace("(x)", "(i)")), {}),
+    "two images, a large window": (
+        "g (T[2,9,15,16] x, T[2,9,15,16] z, T[16,1,7,7] w) => (T[A,B,C,D] y) "
+        f"{{ i = Add(x, z) {FIRST.replace('(x)', '(i)')} c = Conv<group = 16, pads = [3,3,3,3]>(t, w) y = {LAST}(c) }}", {}),
+    "integers": (
+        "g (int32[2,9,8,16] x, T[16,1,3,3] w) => (T[A,B,C,D] y) "
+        f"{{ two = Constant<value = int32[1] {{2}}>() h = Div(x, two) i = CastLike(h, w) {FIRST.replace('(x)', '(i)')} c = Conv<group = 16, pads = [1,1,1,1]>(t, w) y = {LAST}(c) }}", {}),
+    "integers, a large window": (
+        "g (int32[2,9,8,16] x, T[16,1,7,5] w) => (T[A,B,C,D] y) "
+        f"{{ i = CastLike(x, w) {FIRST.replace('(x)', '(i)')} c = Conv<group = 16, pads = [3,2,3,2]>(t, w) y = {LAST}(c) }}", {}),
+    "far beyond the image": (PLAIN.replace("24", "8").replace("1,1,1,1", "4,9,6,17"), {}),
     "a sequence": (
         "g (T[N,L,32] x, T[32,1,31] w) => (T[A,B,C] y) { t = Transpose<perm = [0,2,1]>(x) "
         "c = Conv<group = 32, pads = [15,15]>(t, w) y = Transpose<perm = [0,2,1]>(c) }", {"N": 2, "L": 61}),
@@ -85,11 +100,14 @@ def test_sizes(shape: str) -> None:
     check(made, random_inputs(made, sizes), length=9)
 
 
-@pytest.mark.parametrize("case", ["three by three", "every other, uneven", "any size"])
+@pytest.mark.parametrize("case", [
+    "three by three", "every other, uneven", "any size", "what is no zero at zero", "two images, a large window", "integers",
+    "far beyond the image", "three axes"])
 def test_every_choice(case: str) -> None:
+    """Rows of pixels all at once among them, and one ahead of the other."""
     text, sizes = CASES[case]
     made = lasts(text, planned=sizes)
-    assert len(made.kernel.choices) >= 5
+    assert len(made.kernel.choices) >= 5 and len({choice["rows"] > 1 for choice in made.kernel.choices}) == 2
     for choice in made.kernel.choices:
         kernel = make_kernel(Request(made.lowered, "test", sizes, choice), "stencil_last")
         assert isinstance(kernel, Kernel) and kernel.choice == choice and parse_choice(str(choice)) == choice
@@ -98,7 +116,8 @@ def test_every_choice(case: str) -> None:
 
 
 def test_blocks_in_any_order_go_through_many_strips() -> None:
-    made = lasts(PLAIN)
+    """Some through one more than others."""
+    made = lasts(PLAIN.replace("2,14,15,24", "13,33,31,24"))
     for order in ("backward", 3):
         check(made, random_inputs(made, {}), length=9, orders=[order], multiprocessors=1)
 
@@ -138,6 +157,51 @@ def test_weights_of_a_block_fit_shared_memory(window: str) -> None:
         assert isinstance(kernel, Kernel)
         shared = [int(step.shared) for variant in kernel.plan.variants for step in variant.launches]
         assert max(shared) <= 48 * 1024
+
+
+@pytest.mark.parametrize("places", [1, 2, 7])
+@pytest.mark.parametrize(("extent", "taps", "start", "stride", "dilation"), [
+    (56, 7, -3, 1, 1), (7, 7, -3, 1, 1), (15, 3, 0, 2, 1), (33, 5, -3, 2, 1), (40, 5, -5, 1, 3), (9, 3, -9, 1, 1),
+    (12, 3, 2, 2, 1), (5, 9, -4, 1, 1), (14, 3, -1, 3, 2)])
+def test_what_may_be_beside_an_image_is_told_exactly(
+    extent: int, taps: int, start: int, stride: int, dilation: int, places: int
+) -> None:
+    """Of every pixel under every strip, whether or not sizes are known."""
+    for behind in (0, 1, 17):
+        count = max(1, (extent + behind - start - (taps - 1) * dilation - 1) // stride + 1)
+        for size, number in ((dim(extent), dim(count)), (symbol("H"), symbol("A"))):
+            axis = StencilAxis(size, number, taps, dim(start), stride, dilation)
+            edges = Edges.of(axis, places)
+            for first, column in product(range(0, count, places), range(axis.span(places))):
+                x = first * stride + start + column
+                left = column >= edges.begin or (first > 0 if edges.first_alone else x >= 0)
+                right = column < edges.end or (x < extent if edges.last is None else first < edges.last)
+                assert (left and right) == (0 <= x < extent), (first, column, edges)
+
+
+def test_middle_columns_are_not_asked_about() -> None:
+    """Of 56 pixels in strips of seven, under windows of seven: three on each side, of the first and the last strip."""
+    assert Edges.of(StencilAxis(dim(56), dim(56), 7, dim(-3)), 7) == Edges(3, 10, True, 49)
+
+
+def test_weights_that_come_together_lie_in_different_banks() -> None:
+    for vectors, width in ((24, 2), (16, 2), (24, 4), (18, 8), (3, 2), (32, 1)):
+        pitch = StencilLastShape(1, 1, width, vectors, 1, 1).pitch
+        assert len({(tap * pitch + channel) % BANKS for tap, channel in product(range(8), range(PIECE))}) == BANKS
+        assert vectors * width <= pitch < vectors * width + BANKS and pitch % PIECE == 0
+
+
+@pytest.mark.parametrize("window", ["3,3", "7,7"])
+def test_rows_of_pixels_are_a_loop_where_a_window_is_large(window: str) -> None:
+    """Where instructions are run from has no room for all of their products; those of a small one are asked for at
+    once."""
+    reach = int(window[0]) // 2
+    text = PLAIN.replace("2,14,15,24", "32,56,56,96").replace("24", "96").replace("3,3] w", f"{window}] w")
+    made = lasts(text.replace("1,1,1,1", ",".join([str(reach)] * 4)))
+    body = made.kernel.source[made.kernel.source.index("stencil_last"):]
+    kept = body[:body.index('extern "C"')].split("template <typename idx>")[0]
+    loops = re.findall(r"#pragma unroll( 1)?\n *for \(int row = 0", kept)
+    assert loops == (["", ""] if window == "3,3" else [" 1"])
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])

@@ -12,7 +12,8 @@ scans.py       running totals, with maps and reductions around them; scans_text.
 reduction.py   what these six have in common; phases.py the phases that they run in
 peel.py        rows that begin between two vectors
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
-stencil_last.py  those of images with channels last; stencil_last_shape.py strips, stencil_last_text.py text
+stencil_last.py  those of images with channels last; stencil_last_shape.py what they are of, stencil_last_strips.py
+               strips, stencil_last_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
                product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a

@@ -5,7 +5,7 @@
 A thread has a vector of channels and a strip of neighbouring windows.  It reads each row of pixels below them once,
 vectors of channels as they lie in memory, and adds its products to all sums of the strip; what threads beside it read
 too comes from the caches.  The weights of a block's channels lie in shared memory, each channel's beside the next
-one's, for all strips that a block goes through.
+one's, for all strips that a block goes through; they come from where each channel has its own side by side.
 """
 
 from __future__ import annotations
@@ -36,19 +36,9 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.stencil_last_shape import (
-    VECTORS,
-    WIDTHS,
-    StencilLastParts,
-    StencilLastShape,
-    depthwise_of,
-    parts_of,
-    shapes,
-)
+from onnxfuse.schedules.stencil_last_shape import StencilLastParts, depthwise_of, parts_of
+from onnxfuse.schedules.stencil_last_strips import VECTORS, WIDTHS, StencilLastShape, Strips, resident, shapes
 from onnxfuse.schedules.stencil_last_text import StripsText
-
-BLOCKS = 8
-"""Blocks for each multiprocessor, beyond which those there are go through more strips: weights are brought once."""
 
 
 class StencilLast(Schedule):
@@ -57,7 +47,7 @@ class StencilLast(Schedule):
 
     name = "stencil_last"
     settings = ("{tall} x {broad} results a thread, vectors of {width} channels, "
-                "{vectors} of them and {across} x {down} strips a block")
+                "{vectors} of them and {across} x {down} strips a block, {rows} rows of pixels at once")
     efficiency = 0.45
     arithmetic = 0.25
     waits_us = 1.5
@@ -92,14 +82,14 @@ def _kernel(request: Request, parts: StencilLastParts) -> Kernel:
     lowered = parts.lowered
     planned = lowered.binding.planned(request.sizes)
     sides = {width: found for width in WIDTHS if (found := _lanes(parts, width, planned)) is not None}
-    counts = [lowered.binding.at(axis.count, request.sizes) for axis in parts.axes]
-    channels = lowered.binding.at(parts.channels, request.sizes)
-    offered = {shape.choice: shape for shape in shapes(parts.axes, counts, channels, list(sides))}
-    offered = offered if fits_narrow(lowered) else {}
+    *counts, images, channels = (lowered.binding.at(size, request.sizes) for size in (
+        *(axis.count for axis in parts.axes), parts.images, parts.channels))
+    strips = Strips(parts.axes, tuple(counts), images, channels, tuple(sides), parts.size)
+    offered = {shape.choice: shape for shape in shapes(strips)} if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     own = next(iter(offered.values()), None)
     least = StencilLastShape(1, 1, 1, VECTORS, 1, 4)
-    work = _StencilLastWork(parts)
+    work = _StencilLastWork(parts, strips)
     for shape in dict.fromkeys(each for each in (first, own) if each is not None):
         lanes, guards = sides[shape.width]
         work.add(shape, lanes, (*narrow_guards(lowered), *guards))
@@ -108,7 +98,7 @@ def _kernel(request: Request, parts: StencilLastParts) -> Kernel:
     work.add(replace(least, bits=64), parts.lanes(1), ())
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    source = Source(("onnxfuse",), comment, tuple(work.functions.values()), tuple(work.entries))
+    source = Source(("onnxfuse", "stencil"), comment, tuple(work.functions.values()), tuple(work.entries))
     choices = tuple(each for each in offered if offered[each] != own)
     return Kernel("stencil_last", source, plan, (), choice, choices, heavy=True)
 
@@ -136,8 +126,8 @@ def _lanes(parts: StencilLastParts, width: int, planned: Mapping[str, int]) -> t
 class _StencilLastWork:
     """The functions, kernels and variants of one region as they come."""
 
-    def __init__(self, parts: StencilLastParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: StencilLastParts, strips: Strips) -> None:
+        self.parts, self.planned = parts, strips
         self.signature = Signature(parts.lowered)
         self.functions: dict[str, Function] = {}
         self.entries: list[Entry] = []
@@ -149,13 +139,14 @@ class _StencilLastWork:
         if key not in self.functions:
             body = StripsText(self.parts, lanes, shape, self.signature.sizes).text()
             self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
+        held = resident(shape, self.planned)
         entry = self.functions[key].entry(shape.name, (), shape.bits, shape.threads)
         self.entries.append(entry)
         symbols, axes = self.parts.lowered.binding.symbols, self.parts.axes
         z, y, x = (expression(axis.count, symbols) for axis in axes)
         images, channels = (expression(size, symbols) for size in (self.parts.images, self.parts.channels))
+        slabs = f"{channels} {shape.channels} ceil"
         strips = (f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
-                  f"sms {BLOCKS} * min")
-        taps = axes[0].taps * axes[1].taps * axes[2].taps
-        step = entry.step(strips, f"{channels} {shape.channels} ceil", str(shape.shared(taps)))
+                  f"sms {held} * {slabs} ceil min")
+        step = entry.step(strips, slabs, str(shape.shared(self.planned.taps)))
         self.variants.append(Variant(f"{StencilLast().words(shape.choice)}, {shape.bits}-bit", (step,), guards))

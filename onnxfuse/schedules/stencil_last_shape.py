@@ -1,20 +1,19 @@
-"""What a depthwise convolution of images with channels last is made of, and the strips that threads have."""
+"""What a depthwise convolution of images with channels last is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product as each_of
 from math import prod
 
 from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Tensor, Window
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Contracted, Puller, Scalar
+from onnxfuse.lowering.pull import Contracted, Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.kernel import moving_loads, walk
+from onnxfuse.schedules.kernel import moving_loads, vector_loads, walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.stencil_parts import ONE, StencilAxis
@@ -29,70 +28,8 @@ GROUP, FEATURE, LEAD = 1, 2, 3
 """Loops of a convolution's result: which group, which channel that comes of it, and how many loops are before those of
 space."""
 
-WIDTHS = (2, 4, 8)
-"""Channels of a thread's vectors."""
-
 MOST_TAPS = 128
 """Weights of a channel, at most: sums are unrolled over them."""
-
-THREADS, VECTORS = 256, 32
-"""Of a block, at most; neighbouring threads with different channels of a pixel, at most."""
-
-REGISTERS = 176
-"""That a thread's pixels, sums and weights may take, at most; some more hold where they are."""
-
-SHARED = 48 * 1024
-"""Bytes of a block's weights, at most: what every GPU has without being asked."""
-
-MOVED, ASKED, WEIGHTS, STORED, FEW = 3.0, 6.0, 4.0, 8.0, 192.0
-"""What takes as long as so many products: a pixel's channel that is read; a vector of them that is asked for; weights
-of a vector; a vector of results.  Threads of a block below which it waits longer (benchmarks/results, h100-zoo)."""
-
-UNKNOWN = 64
-"""What is taken for a size that is not known."""
-
-OFFERED = 8
-"""Shapes, at most."""
-
-
-@dataclass(frozen=True)
-class StencilLastShape:
-    """A thread's strip of ``tall`` x ``broad`` results for ``width`` channels, and a block's threads: ``vectors`` of
-    channels, ``across`` strips by ``down``; ``bits``: of an index."""
-
-    tall: int
-    broad: int
-    width: int
-    vectors: int
-    across: int
-    down: int
-    bits: int = 32
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel."""
-        return (f"stencil_last_t{self.tall}x{self.broad}_w{self.width}_{self.vectors}x{self.across}x{self.down}_"
-                f"{self.bits}")
-
-    @property
-    def choice(self) -> Choice:
-        """As tuning writes it down."""
-        return Choice.of("stencil_last", tall=self.tall, broad=self.broad, width=self.width, vectors=self.vectors,
-                         across=self.across, down=self.down)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.vectors * self.across * self.down
-
-    @property
-    def channels(self) -> int:
-        """Channels of a block."""
-        return self.vectors * self.width
-
-    def shared(self, taps: int) -> int:
-        """Bytes of its weights, so many for each channel."""
-        return 4 * taps * self.channels
 
 
 @dataclass(frozen=True)
@@ -123,9 +60,20 @@ class StencilLastParts:
         return Lanes(self.puller.space, self.puller, CHANNELS, "", width)
 
     @property
+    def size(self) -> int:
+        """Bytes of an element of the images as they are read."""
+        return max((TYPES[load.dtype].size for load in moving_loads([self.image], self.lanes(1))), default=4)
+
+    @property
     def read(self) -> list[Scalar]:
         """What is read for the sums."""
         return [self.image, *self.puller.gathered.values()]
+
+    def brought(self, lanes: Lanes) -> Load | None:
+        """What of the image can wait in registers as it lies in memory, all else being computed of it later; None where
+        nothing is read so."""
+        loads = vector_loads(moving_loads([self.image], lanes), lanes)
+        return next((load for load in loads if not load.conditions and TYPES[load.dtype].compute == "float"), None)
 
     @property
     def last(self) -> bool:
@@ -231,49 +179,3 @@ def depthwise_of(contract: Contract) -> Depthwise | None:
             axes[loop - rank] = StencilAxis(image.shape[place], contract.shape[loop], count, windowed.starts[number],
                                             windowed.strides[number], windowed.dilations[number])
     return Depthwise(image, loops, names, pixels, tuple(axes))
-
-
-def shapes(
-    axes: Sequence[StencilAxis], counts: Sequence[int | None], channels: int | None, widths: Sequence[int]
-) -> list[StencilLastShape]:
-    """The shapes to choose from, the one first that is expected to be quickest."""
-    taps = prod(axis.taps for axis in axes)
-    _, high, wide = (UNKNOWN if count is None else max(count, 1) for count in counts)
-    found: dict[StencilLastShape, float] = {}
-    for width, broad, tall in each_of(widths, (1, 2, 4, 8), (1, 2)):
-        vectors = _vectors(-(-(channels or UNKNOWN) // width))
-        strips = max(1, THREADS // vectors)
-        across = min(strips, _power(-(-wide // broad)))
-        down = max(1, min(strips // across, _power(-(-high // tall))))
-        shape = StencilLastShape(tall, broad, width, vectors, across, down)
-        fits = _registers(shape, axes) <= REGISTERS and shape.shared(taps) <= SHARED
-        if fits and broad < 2 * wide and tall < 2 * high:
-            found[shape] = _cost(shape, axes, high, wide)
-    return sorted(found, key=lambda shape: found[shape])[:OFFERED]
-
-
-def _registers(shape: StencilLastShape, axes: Sequence[StencilAxis]) -> int:
-    """What a thread holds of pixels of a row, sums and weights."""
-    return shape.width * (axes[2].span(shape.broad) + shape.tall * shape.broad + 2)
-
-
-def _cost(shape: StencilLastShape, axes: Sequence[StencilAxis], high: int, wide: int) -> float:
-    """Instructions for a result, more where threads idle and where few of a block wait for memory together."""
-    _, y, x = axes
-    idle = 1.0
-    for count, side in ((wide, shape.broad * shape.across), (high, shape.tall * shape.down)):
-        idle *= -(-count // side) * side / count
-    taps, read = x.taps * y.taps, x.span(shape.broad) * y.span(shape.tall) / (shape.tall * shape.broad)
-    vector = ASKED * read + WEIGHTS * taps / shape.broad + STORED
-    return idle * max(1.0, FEW / shape.threads) * (taps + MOVED * read + vector / shape.width)
-
-
-def _vectors(count: int) -> int:
-    """Neighbouring threads with different channels, so that few of them have none."""
-    most = min(count, VECTORS)
-    return min(range(max(1, most // 2), most + 1), key=lambda each: (-(-count // each) * each, -each))
-
-
-def _power(number: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << max(0, number - 1).bit_length()
