@@ -65,6 +65,9 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "a sequence": (
         "g (T[N,L,32] x, T[32,1,31] w) => (T[A,B,C] y) { t = Transpose<perm = [0,2,1]>(x) "
         "c = Conv<group = 32, pads = [15,15]>(t, w) y = Transpose<perm = [0,2,1]>(c) }", {"N": 2, "L": 61}),
+    "layers beside the image": (
+        "g (T[2,3,9,8,8] x, T[8,1,1,7,7] w) => (T[A,B,C,D,E] y) { t = Transpose<perm = [0,4,1,2,3]>(x) "
+        "c = Conv<group = 8, pads = [1,3,3,1,3,3]>(t, w) y = Transpose<perm = [0,2,3,4,1]>(c) }", {}),
     "three axes": (
         "g (T[2,5,6,9,8] x, T[8,1,2,3,1] w) => (T[A,B,C,D,E] y) { t = Transpose<perm = [0,4,1,2,3]>(x) "
         "c = Conv<group = 8, strides = [2,1,2], dilations = [2,2,1], pads = [1,0,0,1,0,0]>(t, w) "

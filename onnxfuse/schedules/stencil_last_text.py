@@ -51,8 +51,7 @@ class StripsText:
         depth, height, width = self.counts
         lines = [
             *self._constants(),
-            *self._weights(),
-            "__syncthreads();",
+            *([] if self.early else self._weights()),
             "const int vector = threadIdx.x % vectors, strip = threadIdx.x / vectors;",
             "const idx c = first_c + vector * width;",
             f"const idx beyond = ({width} + broad * across - 1) / (broad * across);",
@@ -66,9 +65,8 @@ class StripsText:
                 "const idx first_x = (number % beyond * across + strip % across) * broad;",
                 "const idx first_y = (number / beyond % below * down + strip / across) * tall;",
                 f"const idx oz = number / beyond / below % {depth}, image = number / beyond / below / {depth};",
-                f"if (c >= {self.channels} || first_x >= {width} || first_y >= {height}) continue;",
-                "float sums[tall][broad][width] = {};",
-                *self._layers(),
+                f"const bool live = c < {self.channels} && first_x < {width} && first_y < {height};",
+                *(self._layer() if self.early else self._layers()),
                 *self._stored(),
             ]),
             "}",
@@ -124,23 +122,52 @@ class StripsText:
                     "}",
                 ]),
             ], TURNS if turns > TURNS else 0),
+            "__syncthreads();",
         ]
 
     # ---- Sums. ----
 
+    @property
+    def early(self) -> bool:
+        """Whether a block asks for its first row of pixels before it brings weights, so that they are on their way
+        together: where windows have one layer.  All rows at once would hold more registers meanwhile."""
+        return self.parts.axes[0].taps == 1 and self.shape.rows == 1
+
+    def _z(self) -> list[str]:
+        """Lines that say which layer of pixels is that of a tap, and whether the image has it."""
+        axis = self.parts.axes[0]
+        return [f"const idx z = oz * {axis.stride} + {self.starts[0]} + tz * {axis.dilation};",
+                f"const bool layer = z >= 0 && z < {self.extents[0]};"]
+
+    def _layer(self) -> list[str]:
+        """Lines that sum up windows of one layer; in a block's first turn they bring weights."""
+        first, rest = self._one_ahead()
+        return [
+            "constexpr int tz = 0;",
+            *self._z(),
+            *([] if self.read is None else [f"{self._held}[columns];", "if (live && layer) {", *indented(first), "}"]),
+            "if (number == begin) {", *indented(self._weights()), "}",
+            "if (!live) continue;",
+            "float sums[tall][broad][width] = {};",
+            "if (layer) {", *indented(rest), "}",
+        ]
+
     def _layers(self) -> list[str]:
         """Lines that sum up all layers of windows."""
-        axis = self.parts.axes[0]
+        (first, rest), rows = (self._at_once(), "[rows]") if self.shape.rows > 1 else (self._one_ahead(), "")
         return [
+            "if (!live) continue;",
+            "float sums[tall][broad][width] = {};",
             "#pragma unroll 1",
-            f"for (int tz = 0; tz < {axis.taps}; ++tz) {{",
-            *indented([
-                f"const idx z = oz * {axis.stride} + {self.starts[0]} + tz * {axis.dilation};",
-                f"if (z < 0 || z >= {self.extents[0]}) continue;",
-                *(self._at_once() if self.shape.rows > 1 else self._one_ahead()),
-            ]),
+            f"for (int tz = 0; tz < {self.parts.axes[0].taps}; ++tz) {{",
+            *indented([*self._z(), "if (!layer) continue;",
+                       *([] if self.read is None else [f"{self._held}{rows}[columns];", *first]), *rest]),
             "}",
         ]
+
+    @property
+    def _held(self) -> str:
+        return f"of::Held<{self.element}, width> pixels"
 
     @property
     def _head(self) -> str:
@@ -151,27 +178,23 @@ class StripsText:
     def _step(self) -> int:
         return self.parts.axes[1].dilation if self.shape.tall == 1 else 1
 
-    def _at_once(self) -> list[str]:
-        """Lines that sum up a layer of which all pixels are asked for before any is multiplied."""
+    def _at_once(self) -> tuple[list[str], list[str]]:
+        """Lines that ask for all pixels of a layer, and that sum it up."""
         there = f"{self._there} && "
-        pixels = [] if self.read is None else [
-            f"of::Held<{self.element}, width> pixels[rows][columns];",
-            *unrolled(self._head, [self._y("row"), *self._bring("pixels[row]", there)]),
-        ]
+        first = [] if self.read is None else unrolled(
+            self._head, [self._y("row"), *self._bring("pixels[row]", there)])
         line = ["float line[columns][width];", *self._line("pixels[row]", there)]
-        return [*pixels, *unrolled(self._head, [self._y("row"), *line, *self._products()])]
+        return first, unrolled(self._head, [self._y("row"), *line, *self._products()])
 
-    def _one_ahead(self) -> list[str]:
-        """Lines that sum up a layer row by row, but for those that the image has not."""
+    def _one_ahead(self) -> tuple[list[str], list[str]]:
+        """Lines that ask for the first row of a layer's pixels, and that sum it up row by row, but for those that the
+        image has not."""
         bring = [] if self.read is None else ["{", *indented(self._bring("pixels", "")), "}"]
-        first = [] if self.read is None else [
-            f"of::Held<{self.element}, width> pixels[columns];",
-            "{", *indented([self._y("0"), f"if ({self._there})", *bring]), "}"]
+        first = ["{", *indented([self._y("0"), f"if ({self._there})", *bring]), "}"]
         ahead = [] if self.read is None else [
             "{", *indented([
                 self._y(f"row + {self._step}"), f"if (row + {self._step} < rows && {self._there})", *bring]), "}"]
-        return [
-            *first,
+        rest = [
             "#pragma unroll 1",
             f"for ({self._head}) {{",
             *indented([
@@ -184,6 +207,7 @@ class StripsText:
             ]),
             "}",
         ]
+        return first, rest
 
     def _y(self, row: str) -> str:
         """A line that says where a row of pixels is."""
