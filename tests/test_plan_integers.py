@@ -123,6 +123,17 @@ def test_layers_of_other_scales_have_one_kernel() -> None:
     assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
 
 
+def test_attentions_end_where_their_result_is_quantised() -> None:
+    """The projection behind reads the integers; one of floats may want the numbers that these stand for."""
+    layers = Layers(np.float32)
+    scores = layers.node("MatMul", "x", layers.node("Transpose", "x", perm=[1, 0]))
+    result = layers.node("MatMul", layers.node("Softmax", scores), "x")
+    model = layers.model(layers.node("MatMul", layers.rounded(result), layers.weights(WIDTH, WIDTH)))
+    made = planned(model, eager=True)
+    ends = [[node.op for node in region.nodes][-2:] for region in made.plan.with_products if region.rule == "attention"]
+    assert ["MatMul", "QuantizeLinear"] in ends and ["QuantizeLinear", "DequantizeLinear"] in ends
+
+
 def test_zero_points_that_are_zero_for_each_channel_cost_nothing() -> None:
     """As ONNX Runtime's quantiser writes them: no totals of rows are taken."""
     regions = planned(feed_forward(), eager=True).plan.with_products

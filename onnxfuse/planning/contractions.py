@@ -22,6 +22,7 @@ from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.dequantised import QUANTIZE
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -56,10 +57,13 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
             each = [_Beside(graph, facts, classes, scales) for classes, scales in kinds]
-            around = [core, *(_behind(core, second, beside) for beside in each),
-                      *(_behind(_before(core, beside), second, beside) for beside in each)]
+            wider = [(_before(core, beside), beside) for beside in each]
             if each:
-                around.append(_behind(_unrepeated(core, (each[0], each[-1]), pool), second, each[0]))
+                wider.append((_unrepeated(core, (each[0], each[-1]), pool), each[0]))
+            around = [core, *(_behind(members, second, beside)
+                              for members, beside in (*((core, beside) for beside in each), *wider))]
+            if each:  # the next layer may read the integers
+                around += filter(None, (_quantised(members, second, each[-1]) for members, _ in ((core, None), *wider)))
             _offer(list(dict.fromkeys(around)), pool, context)
 
 
@@ -153,13 +157,24 @@ def _unrepeated(core: Members, each: Sequence[_Beside], pool: CandidatePool) -> 
 
 def _behind(core: Members, last: Node, beside: _Beside) -> Members:
     """A region with what alone reads its result, that of ``last``."""
-    members = set(core)
+    return frozenset({*core, *_followers(core, last, beside)})
+
+
+def _quantised(core: Members, last: Node, beside: _Beside) -> Members | None:
+    """The same up to the last node that quantises, where one does."""
+    behind = list(_followers(core, last, beside))
+    while behind and behind[-1].op != QUANTIZE:
+        behind.pop()
+    return frozenset({*core, *behind}) if behind else None
+
+
+def _followers(core: Members, last: Node, beside: _Beside) -> Iterator[Node]:
+    """What alone reads the result of ``last``, then what alone reads that."""
     while (result := last.outputs[0]) is not None and len(result.consumers) == 1 and not result.is_output:
         (last,) = result.consumers
-        if last in members or not beside.admits(last) or sum(value is not None for value in last.outputs) != 1:
-            break
-        members.add(last)
-    return frozenset(members)
+        if last in core or not beside.admits(last) or sum(value is not None for value in last.outputs) != 1:
+            return
+        yield last
 
 
 def stays(value: Value, members: set[Node]) -> bool:
