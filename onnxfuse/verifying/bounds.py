@@ -115,6 +115,17 @@ class Bounds:
             raise OutOfMemoryError(
                 f"A run would hold {needed / 1e9:,.1f} GB, and may hold {self.memory / 1e9:,.1f} GB here.")
 
+    def holds(self, ledger: Ledger, times: int, more: int = 0) -> bool:
+        """Whether so many runs of a ledger's graph at once, and some bytes beside them, hold no more than they may;
+        not where a size shows in a run alone."""
+        if self.memory is None:
+            return True
+        given = {name for value in ledger.graph.inputs for size in value.shape or () for name in size.symbols}
+        sizes = {name: ledger.sizes[name] for name in given}
+        values = (value for part in ledger.graph.walk() for value in part.values.values())
+        known = all(bytes_of(value, sizes) is not None for value in values)
+        return known and times * run_bytes(ledger) + more <= self.memory
+
     def run(self, work: Callable[[onnxruntime.RunOptions], Result]) -> Result:
         """What ``work`` gives, which must run under these options: in a thread of its own, so that no run can hold up
         the program.  One that does not end when it is told to is left behind.

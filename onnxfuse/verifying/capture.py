@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,15 @@ class Captured:
     how: str = "captured"
 
 
-def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes, providers: Sequence[Any]
-            ) -> Iterator[Captured]:
+def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes, providers: Sequence[Any],
+            known: Mapping[str, Array] = MappingProxyType({})) -> Iterator[Captured]:
     """The inputs of each node, from one run of the original for every group of nodes that fits in memory.
 
     Nodes in bodies come after the others.  What they read in a run that does not get there is drawn in the types and
     sizes that it has in the graph; a node for which that cannot be done either is left out.
+
+    Args:
+        known: values of the main graph in the source's run, of which none need be run for again.
 
     Raises:
         VerificationError: ONNX Runtime cannot run the original.
@@ -58,8 +62,9 @@ def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes
     outside = [node for node in nodes if node.body is None]
     for group in _groups(outside, graph, sizes):
         wanted = dict.fromkeys(value for node in group for value in source.computed(node))
-        names = [value.name for value in wanted]
-        values = dict(zip(wanted, _run(slim, run, graph, names, providers), strict=True)) if wanted else {}
+        names = [value.name for value in wanted if value.name not in known]
+        found = {**known, **(_run(slim, run, graph, names, providers) if names else {})}
+        values = {value: found[value.name] for value in wanted}
         for node in group:
             feeds = source.feeds(node, values)
             assert feeds is not None, "what the main graph computes is in every run"
@@ -76,6 +81,15 @@ def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes
             feeds = source.drawn(node, sizes)
             if feeds is not None:
                 yield Captured(node, feeds, "generated")
+
+
+def read_first(nodes: Sequence[FusedNode], graph: Graph, sizes: Sizes) -> dict[str, int]:
+    """What the first group of nodes reads that is computed, as the fused model computes it too: values by name, with
+    their types; without those of a type that is not known."""
+    outside = [node for node in nodes if node.body is None]
+    values = [graph.values[name] for node in next(_groups(outside, graph, sizes), ())
+              for name in formal_names(node).values()]
+    return {value.name: value.dtype for value in values if value.producer is not None and value.dtype is not None}
 
 
 def _label(body: Body | None) -> str:
@@ -186,15 +200,14 @@ def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
     return results
 
 
-def _run(slim: Slim, run: Run, graph: Graph, names: Sequence[str], providers: Sequence[Any]) -> list[Array]:
+def _run(slim: Slim, run: Run, graph: Graph, names: Sequence[str], providers: Sequence[Any]) -> dict[str, Array]:
     kinds: dict[str, int] = {}
     for name in names:
         kind = graph.values[name].dtype
         if kind is None:
             raise VerificationError(f"The type of '{name}' is not known.")
         kinds[name] = kind
-    found = results_of(slim, run, kinds, providers)
-    return [found[name] for name in names]
+    return results_of(slim, run, kinds, providers)
 
 
 def results_of(slim: Slim, run: Run, kinds: Mapping[str, int], providers: Sequence[Any]) -> dict[str, Array]:
@@ -202,8 +215,14 @@ def results_of(slim: Slim, run: Run, kinds: Mapping[str, int], providers: Sequen
     present = {info.name for info in slim.model.graph.output}
     extra = [(name, kind) for name, kind in kinds.items() if name not in present]
     session = slim.session(providers, extra)
+    return named(slim, extra, run_model(session, slim.model, run), kinds)
+
+
+def named(slim: Slim, extra: Sequence[tuple[str, int]], results: Sequence[Array], kinds: Mapping[str, int]
+          ) -> dict[str, Array]:
+    """Of the results of a session that gives out further values too, those of these types."""
     outputs = [info.name for info in slim.model.graph.output] + [name for name, _ in extra]
-    found = dict(zip(outputs, run_model(session, slim.model, run), strict=True))
+    found = dict(zip(outputs, results, strict=True))
     return {name: np.asarray(found[name]).astype(array_type(kind), copy=False) for name, kind in kinds.items()}
 
 

@@ -19,7 +19,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, exact_form, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
-from onnxfuse.verifying.capture import Captured, Source, capture
+from onnxfuse.verifying.capture import GROUP_BYTES, Captured, Source, capture, read_first
 from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.locating import first_apart
@@ -38,7 +38,7 @@ from onnxfuse.verifying.runs import (
     users_run,
 )
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.whole import Whole, checker_message, keep_worst, on_device
+from onnxfuse.verifying.whole import Compared, Whole, checker_message, keep_worst, on_device
 from onnxfuse.wording import option
 
 Array = NDArray[Any]
@@ -108,7 +108,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     nodes = read_fused(rewritten.model)
     step = progress or (lambda *_: None)
     allowed = allowed or Allowed()
-    work = _Work(subject, input_sets(inputs), runner, step, allowed.plain)
+    work = _Work(subject, input_sets(inputs), nodes, runner, step, allowed.plain)
     notes = work.notes
     step("checking the fused model", 0, 1)
     message = checker_message(rewritten.model)
@@ -129,7 +129,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
         results = _not_run(nodes, NO_GPU)
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
-            results = work.kernels((original, fused), runs, nodes, runner)
+            results = work.kernels((original, fused), compared, runner)
             if CUDA in str(runner.providers) and all(result.verdict != "failed" for result in results):
                 device = work.on_device((original, fused), runs, runner, allowed.kernels)
         first = "" if compared.apart is None else first_apart(
@@ -148,7 +148,8 @@ def failed_regions(verification: Verification, placed: Sequence[Placed]) -> froz
 @dataclass
 class _Comparison:
     """The model as a whole: what it ran on, the runs that were made and how, the outputs that differed in them, how far
-    every output was off, and the first run in which one was further than it may be."""
+    every output was off, the first run in which one was further than it may be, and what is held of what fused nodes
+    read in each run."""
 
     providers: Sequence[Any]
 
@@ -158,6 +159,19 @@ class _Comparison:
     message: str = ""
     outputs: dict[str, OutputDifference] = field(default_factory=dict)
     apart: Run | None = None
+    inner: list[Mapping[str, Array]] = field(default_factory=list)
+
+    def add(self, run: Run, recipe: Recipe, names: Sequence[str], found: Compared) -> None:
+        """One run more, of a model with outputs of these names."""
+        self.runs.append(run)
+        self.recipes.append(recipe)
+        self.inner.append(found.inner if _bytes([*self.inner, found.inner]) <= GROUP_BYTES else {})
+        keep_worst(self.differences, found.differences, run)
+        if found.differences and not found.message:
+            self.apart = self.apart or run
+        keep_worst(self.outputs, [OutputDifference(name, 0, 0.0) for name in names], run)
+        keep_worst(self.outputs, found.seen, run)
+        self.message = self.message or found.message
 
 
 class _NoRunError(VerificationError):
@@ -169,6 +183,8 @@ class _NoRunError(VerificationError):
 
 
 _RUNS = 3
+BESIDE_FLOPS = 10**8
+"""Work of a run from which on the fused model runs beside the original: less is done before a thread has begun."""
 _TRIED_FIRST = (
     "The model was run on other inputs than the first choice", "Other sizes near the planned ones were tried first",
     "Small odd sizes were tried",
@@ -178,11 +194,12 @@ _TRIED_FIRST = (
 
 @dataclass
 class _Work:
-    """A verification under way: what it is of, the user's inputs, what runs kernels, what is told how far it is, what
-    the result will note, and where the model as a whole was compared."""
+    """A verification under way: what it is of, the user's inputs, the fused nodes, what runs kernels, what is told how
+    far it is, what the result will note, and where the model as a whole was compared."""
 
     subject: Subject
     sets: Sequence[InputSet]
+    fused: Sequence[FusedNode]
     runner: KernelRunner | None
     step: Progress
     closeness: Closeness = EXACT
@@ -222,6 +239,7 @@ class _Work:
         """
         self.step("comparing with the original", 0, 2)
         whole = Whole(original, fused, providers, self.closeness)
+        self._give(whole)
         comparison = _Comparison(providers)
         turns = len(self.sets) or _RUNS
         try:
@@ -249,7 +267,7 @@ class _Work:
         failures: list[OnnxfuseError] = []
         for recipe in self._recipes(comparison, number):
             try:
-                run, wanted = self._first_half(whole, recipe, number)
+                run, wanted = self._first_half(whole, recipe, number, beside=True)
             except OutOfTimeError:
                 raise
             except (VerificationError, ModelError) as problem:
@@ -270,14 +288,7 @@ class _Work:
                 failures.append(lack)  # comparing takes more than the run itself, which was foreseen
                 del run, wanted
                 continue
-            comparison.runs.append(run)
-            comparison.recipes.append(recipe)
-            keep_worst(comparison.differences, found.differences, run)
-            if found.differences and not found.message:
-                comparison.apart = comparison.apart or run
-            keep_worst(comparison.outputs, [OutputDifference(name, 0, 0.0) for name in whole.names], run)
-            keep_worst(comparison.outputs, found.seen, run)
-            comparison.message = comparison.message or found.message
+            comparison.add(run, recipe, whole.names, found)
             self.notes += [found.note] if found.note else []
             break
         return failures
@@ -303,8 +314,20 @@ class _Work:
                               f"what differs; give real ones, {option('inputs')}.")
         return chosen
 
-    def _first_half(self, whole: Whole, recipe: Recipe, number: int) -> tuple[Run, list[Any]]:
-        """Inputs, and what the original makes of them.
+    def _give(self, whole: Whole) -> None:
+        """Have the runs that are compared give what fused nodes read in them, so that none need be made for that: not
+        of the user's inputs, which the kernels' device runs, and where there is memory for it."""
+        ledger = self.subject.ledger
+        recipe = next(iter(first_recipes(ledger)), None)
+        if self.runner is None or self.sets or recipe is None:
+            return
+        sizes = {**ledger.sizes, **recipe.sizes}
+        if whole.bounds.holds(Ledger(ledger.graph, sizes, ledger.placement), 1, GROUP_BYTES):
+            whole.give(read_first(self.fused, self.subject.graph, sizes))
+
+    def _first_half(self, whole: Whole, recipe: Recipe, number: int, beside: bool = False) -> tuple[Run, list[Any]]:
+        """Inputs, and what the original makes of them; ``beside``: while the fused model runs, where that is worth a
+        thread and there is memory for both.
 
         Raises:
             VerificationError: it does not run on them, or not within the bounds.
@@ -312,11 +335,13 @@ class _Work:
         """
         ledger, graph = self.subject.ledger, self.subject.graph
         if not self.sets:
-            whole.bounds.check_memory(Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement))
+            wanted = Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+            whole.bounds.check_memory(wanted)
+            beside = beside and wanted.total().flops >= BESIDE_FLOPS and whole.bounds.holds(wanted, 2, 2 * GROUP_BYTES)
         try:
             given = self.sets[number] if self.sets else None
             run = recipe.make(graph) if given is None else users_run(graph, given.arrays, given.label)
-            return run, whole.original(run)
+            return run, whole.original(run, beside and not self.sets)
         except MemoryError as error:
             raise OutOfMemoryError from error
 
@@ -330,8 +355,7 @@ class _Work:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
 
-    def kernels(self, pair: tuple[Slim, Slim], runs: Sequence[Run], nodes: Sequence[FusedNode], runner: KernelRunner
-                ) -> tuple[NodeResult, ...]:
+    def kernels(self, pair: tuple[Slim, Slim], compared: _Comparison, runner: KernelRunner) -> tuple[NodeResult, ...]:
         """``nodes``, of the form of the original whose values the fused nodes read."""
         original, fused = pair
         loaded, model = self.subject.loaded, self.subject.rewritten.model
@@ -339,7 +363,7 @@ class _Work:
         with nullcontext((original, fused)) if planned is loaded else sharing(
             planned, model, original.bounds
         ) as (source, _):
-            return self.nodes(planned, source, runs, nodes, runner)
+            return self.nodes(planned, source, compared, runner)
 
     def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], runner: KernelRunner, closeness: Closeness
                   ) -> tuple[OutputDifference, ...]:
@@ -352,16 +376,17 @@ class _Work:
             self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
         return ()
 
-    def _captured(self, nodes: Sequence[FusedNode], source: Source, original: Slim, sizes: Mapping[str, int],
-                  runner: KernelRunner) -> Iterator[Captured]:
+    def _captured(self, source: Source, original: Slim, inner: Mapping[str, Array], runner: KernelRunner
+                  ) -> Iterator[Captured]:
         """``capture`` where the model ran before on inputs that are made up: they are few, and a GPU's libraries take
         seconds for the first run at any size.  The user's own run on the runner's device; what that does not give, on
-        the CPU.
+        the CPU.  ``inner``: values of the run that are known.
         """
+        nodes, sizes = self.fused, {**self.subject.ledger.sizes, **source.run.about.sizes}
         done: set[str] = set()
         providers = runner.providers if self.sets else self.compared_on
         try:
-            for taken in capture(nodes, source, original, sizes, providers):
+            for taken in capture(nodes, source, original, sizes, providers, inner):
                 done.add(taken.node.name)
                 yield taken
             return
@@ -376,26 +401,24 @@ class _Work:
         for taken in capture(left, source, original, sizes, CPU):
             yield replace(taken, how=f"{taken.how} on the CPU")
 
-    def nodes(
-        self, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
-        runner: KernelRunner,
-    ) -> tuple[NodeResult, ...]:
+    def nodes(self, planned: LoadedModel, original: Slim, compared: _Comparison, runner: KernelRunner
+              ) -> tuple[NodeResult, ...]:
         """Every kernel against the nodes that it replaced, on what they read in the runs.
 
         Args:
             planned: the model whose values the fused nodes read; original: that for sessions.
         """
-        subject = self.subject
+        subject, nodes, runs = self.subject, self.fused, compared.runs
         runner.prepare(subject.rewritten.model)
         verifier = NodeVerifier(subject.rewritten.model, runner, original.bounds)
         results: dict[str, NodeResult] = {}
         total = len(nodes) * len(runs)
         for number, run in enumerate(runs):
-            sizes = {**subject.ledger.sizes, **run.about.sizes}
             turn = "" if len(runs) == 1 else f", run {number + 1}"
             done: set[str] = set()
             try:
-                for taken in self._captured(nodes, Source(planned, subject.graph, run), original, sizes, runner):
+                source = Source(planned, subject.graph, run)
+                for taken in self._captured(source, original, compared.inner[number], runner):
                     node = taken.node
                     original.bounds.left()
                     self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
@@ -421,6 +444,11 @@ class _Work:
         for node in nodes:
             results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
         return tuple(with_their_kernels([results[node.name] for node in nodes]))
+
+
+def _bytes(held: Iterable[Mapping[str, Array]]) -> int:
+    """Of all arrays."""
+    return sum(array.nbytes for each in held for array in each.values())
 
 
 def _undefined(outputs: Sequence[Any]) -> list[int]:

@@ -10,8 +10,10 @@ model do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.verifying.bounds import BoundsError
-from onnxfuse.verifying.capture import run_model
+from onnxfuse.verifying.capture import named, run_model
 from onnxfuse.verifying.closeness import EXACT, Closeness, difference, measured
 from onnxfuse.verifying.results import OutputDifference
 from onnxfuse.verifying.runs import Run
@@ -57,12 +59,27 @@ class Compared:
         differences: outputs that differ, by more than is allowed, and further than the original's from themselves.
         note: where the original differs from itself, in a sentence; message: why the fused model does not run.
         seen: all outputs that differ.
+        inner: values that ``Whole.give`` asked for, where no output differs.
     """
 
     differences: tuple[OutputDifference, ...] = ()
     note: str = ""
     message: str = ""
     seen: tuple[OutputDifference, ...] = ()
+    inner: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Giving:
+    """A session of the fused model that gives out further values too, and their types by name."""
+
+    session: Any
+    extra: Sequence[tuple[str, int]]
+    kinds: Mapping[str, int]
+
+
+_Results = tuple[list[Any], Mapping[str, Array]]
+"""A fused model's outputs, and further values by name."""
 
 
 class Whole:
@@ -81,14 +98,44 @@ class Whole:
         self.bounds = original.bounds
         self._sessions = original.session(providers), fused.session(providers)
         self.names = [info.name for info in original.model.graph.output]
+        self._giving: _Giving | None = None
+        self._begun: tuple[Run, Future[_Results]] | None = None
 
-    def original(self, run: Run) -> list[Any]:
-        """The original's outputs.
+    def give(self, kinds: Mapping[str, int]) -> None:
+        """Let the fused model's runs give values of its main graph too, by name and type; not where the runtime
+        refuses that, as it may say once more of what it ran without."""
+        extra = [(name, kind) for name, kind in kinds.items() if name not in self.names]
+        with suppress(VerificationError):
+            self._giving = _Giving(self._fused.session(self._providers, extra), extra, kinds)
+
+    def original(self, run: Run, beside: bool = False) -> list[Any]:
+        """The original's outputs; ``beside``: while the fused model runs already, for ``compare`` of this very run.
 
         Raises:
             VerificationError: the run fails.
         """
-        return run_model(self._sessions[0], self._original.model, run)
+        if not beside:
+            return run_model(self._sessions[0], self._original.model, run)
+        with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:  # where the original fails, the other has ended too
+            self._begun = run, pool.submit(self._fused_results, run)
+            return run_model(self._sessions[0], self._original.model, run)
+
+    def _results(self, run: Run) -> _Results:
+        """What the fused model gives: what it gave beside the original if it ran there.
+
+        Raises:
+            VerificationError: the run fails.
+        """
+        begun, self._begun = self._begun, None
+        return begun[1].result() if begun is not None and begun[0] is run else self._fused_results(run)
+
+    def _fused_results(self, run: Run) -> _Results:
+        giving = self._giving
+        if giving is not None:
+            with suppress(VerificationError):  # of no memory for all that, say
+                results = run_model(giving.session, self._fused.model, run)
+                return results[:len(self.names)], named(self._fused, giving.extra, results, giving.kinds)
+        return run_model(self._sessions[1], self._fused.model, run), {}
 
     def compare(self, run: Run, wanted: Sequence[Any]) -> Compared:
         """The fused model's outputs beside the original's, ``wanted``; all outputs differ where it does not run on
@@ -98,15 +145,20 @@ class Whole:
             BoundsError: the runs take more time or memory than they may.
         """
         try:
-            got = run_model(self._sessions[1], self._fused.model, run)
+            got, inner = self._results(run)
+            seen = compared(self.names, got, wanted, self._closeness)
+            if seen and inner:
+                # Where a value leaves the graph the runtime may keep a cast that it leaves out else.
+                got, inner = run_model(self._sessions[1], self._fused.model, run), {}
+                seen = compared(self.names, got, wanted, self._closeness)
         except BoundsError:
             raise
         except VerificationError as error:
             found = tuple(OutputDifference(name, 0, float("inf")) for name in self.names)
             return self._beside(run, wanted, found, error.message)
-        seen = compared(self.names, got, wanted, self._closeness)
         found = seen if self._closeness == EXACT else tuple(entry for entry in seen if entry.beyond)
-        return replace(self._beside(run, wanted, found, ""), seen=seen) if found else Compared(seen=seen)
+        return replace(self._beside(run, wanted, found, ""), seen=seen) if found else Compared(
+            seen=seen, inner=inner)
 
     def _beside(self, run: Run, wanted: Sequence[Any], found: tuple[OutputDifference, ...], message: str) -> Compared:
         """What is left of differences beside the original's from itself."""

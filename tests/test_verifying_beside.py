@@ -1,0 +1,228 @@
+"""What verification does at one time, and what it does once: the original and the fused model run beside one another,
+and what fused nodes read is of these runs.
+
+Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cli_models import parse
+from emulated import EmulatedRunner
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.verifying import Verification, capture, verify, whole
+from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
+from onnxfuse.verifying.nodes import NodeVerifier
+
+Array = NDArray[Any]
+
+verifying = importlib.import_module("onnxfuse.verifying.verify")  # the package has a function of that name
+
+LAYERS = """g (float[n, 64] x, float[64, 64] w) => (float[n, 64] y) {
+  a = Exp(x) b = Neg(a) c = MatMul(b, w) d = Tanh(c) e = Neg(d) f = MatMul(e, w) h = Exp(f) y = Neg(h) }"""
+COMPUTED = 2
+"""What fused nodes read of it that no input is."""
+
+TABLE = """g (int64[n, 6] ids) => (float[n, 6, 4] y) {
+  f = Cast <to = 1> (ids) t = MatMul(f, same) k = Cast <to = 7> (t) x = Gather(table, k) e = Exp(x) y = Neg(e) }"""
+"""Takes two ids alone, of which nothing tells."""
+
+ROOT = """g (float[n, 8] x) => (float[n, 8] y) {
+  one = Constant <value_float = 1.0> () s = Mul(x, x) d = Sub(one, s) r = Sqrt(d) l = Log(r) y = Neg(l) }"""
+"""Of floats up to one, not those that are tried first."""
+
+
+def fused(model: onnx.ModelProto, **dims: int) -> Optimised:
+    return optimise(model, Options(verify=False, least_gain=0.0, dims=dims, target="H100", database=False))
+
+
+def table() -> onnx.ModelProto:
+    model = parse(TABLE)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4), np.float32), "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(6, dtype=np.float32), "same"))
+    return model
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many results each run of a model gave."""
+    found: list[int] = []
+    real = capture.run_model
+
+    def counted(*arguments: Any) -> list[Array]:
+        results = real(*arguments)
+        found.append(len(results))
+        return results
+
+    monkeypatch.setattr(capture, "run_model", counted)
+    monkeypatch.setattr(whole, "run_model", counted)
+    return found
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Array]]:
+    """What nodes were verified on, by their names and what the inputs are called."""
+    found: dict[str, dict[str, Array]] = {}
+    real = NodeVerifier.verify
+
+    def noted(self: NodeVerifier, node: Any, feeds: Mapping[str, Array], label: str) -> Any:
+        found[f"{node.name} {label}"] = dict(feeds)
+        return real(self, node, feeds, label)
+
+    monkeypatch.setattr(NodeVerifier, "verify", noted)
+    return found
+
+
+def same(one: dict[str, dict[str, Array]], other: dict[str, dict[str, Array]]) -> bool:
+    return one.keys() == other.keys() and all(
+        feeds.keys() == other[name].keys() and all(
+            array.dtype == other[name][formal].dtype and np.array_equal(array, other[name][formal])
+            for formal, array in feeds.items())
+        for name, feeds in one.items())
+
+
+def test_no_run_is_made_for_what_kernels_read(given: list[int], read: dict[str, dict[str, Array]],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is bit for bit what a run of the original gives."""
+    subject = fused(parse(LAYERS), n=16)
+    result = verify(subject, EmulatedRunner())
+    assert result.passed and result.kernels_run and len(result.runs) == 3, result.text()
+    assert given == [1, 1 + COMPUTED] * len(result.runs)
+    ours = dict(read)
+    read.clear()
+    given.clear()
+    monkeypatch.setattr(whole.Whole, "give", lambda self, kinds: None)
+    assert verify(subject, EmulatedRunner()) == result
+    assert len(given) == 3 * len(result.runs) and same(ours, read)
+
+
+@pytest.mark.parametrize("text", ["without", "inputs", "memory"])
+def test_values_that_nobody_needs_or_has_memory_for(text: str, given: list[int],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """No runner; the user's inputs, which the kernels' device runs; a bound that a run with these values may pass."""
+    subject = fused(parse(LAYERS), n=16)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.random((16, 64), np.float32), "w": rng.random((64, 64), np.float32)}
+    runner = None if text == "without" else EmulatedRunner()
+    memory = run_bytes(subject.ledger) + capture.GROUP_BYTES - 1 if text == "memory" else None
+    result = verify(subject, runner, inputs if text == "inputs" else None, bounds=Bounds(memory=memory))
+    assert result.passed and given[:2] == [1, 1]
+    assert len(given) == (2 if text == "without" else 3) * len(result.runs)
+
+
+def test_values_that_are_too_many_are_run_for(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first and third run fit, of the second no more."""
+    held = 20 * 64 * 4 * COMPUTED
+    monkeypatch.setattr(verifying, "GROUP_BYTES", held)
+    result = verify(fused(parse(LAYERS), n=16), EmulatedRunner())
+    assert result.passed and result.kernels_run
+    assert [run.sizes["n"] for run in result.runs] == [16, 17, 3] and len(given) == 2 * 3 + 1
+
+
+def test_the_fused_model_as_it_is_decides(given: list[int], read: dict[str, dict[str, Array]],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it gives something else with further outputs it runs without, and kernels read what the original has."""
+    subject = fused(parse(LAYERS), n=16)
+    result = verify(subject, EmulatedRunner())
+    ours = dict(read)
+    read.clear()
+    real = whole.run_model
+
+    def off(*arguments: Any) -> list[Array]:
+        results = real(*arguments)
+        return results if len(results) == 1 else [array + np.float32(1) for array in results]
+
+    monkeypatch.setattr(whole, "run_model", off)
+    assert verify(subject, EmulatedRunner()) == result and same(ours, read)
+
+
+def test_further_outputs_that_the_runtime_refuses(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fused(parse(LAYERS), n=16)
+    result = verify(subject, EmulatedRunner())
+    real = capture.read_first
+    monkeypatch.setattr(verifying, "read_first", lambda *known: {**real(*known), "nobody": 1})
+    given.clear()
+    assert verify(subject, EmulatedRunner()) == result and given[:2] == [1, 1]
+
+
+def test_runs_with_further_outputs_that_fail(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fused(parse(LAYERS), n=16)
+    result = verify(subject, EmulatedRunner())
+    real = whole.run_model
+
+    def lacking(*arguments: Any) -> list[Array]:
+        results = real(*arguments)
+        if len(results) > 1:
+            raise OutOfMemoryError
+        return results
+
+    monkeypatch.setattr(whole, "run_model", lacking)
+    assert verify(subject, EmulatedRunner()) == result
+
+
+def besides(monkeypatch: pytest.MonkeyPatch, memory: int | None = None) -> Verification:
+    """Of a model of which every run waits until the other model's has begun, for a second at most."""
+    both = Barrier(2, timeout=1)
+    real = capture.run_model
+
+    def waiting(*arguments: Any) -> list[Array]:
+        both.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(whole, "run_model", waiting)
+    return verify(fused(parse(LAYERS), n=16), EmulatedRunner(), bounds=Bounds(memory=memory))
+
+
+def test_both_models_run_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = verify(fused(parse(LAYERS), n=16), EmulatedRunner())
+    assert besides(monkeypatch) == wanted
+
+
+def test_one_model_after_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = run_bytes(fused(parse(LAYERS), n=16).ledger)
+    with pytest.raises(Exception, match=r"^$"):  # the barrier's: the original waits alone
+        besides(monkeypatch, 2 * once + 2 * capture.GROUP_BYTES - 1)
+
+
+def test_sizes_that_a_run_alone_shows() -> None:
+    """Nothing tells before it what runs of such a model hold."""
+    bounds = Bounds(memory=1 << 40)
+    assert bounds.holds(fused(parse(LAYERS), n=16).ledger, 2)
+    unknown = fused(parse("g (int64[1] n) => (float[k] y) { e = ConstantOfShape(n) y = Neg(e) }"))
+    assert not bounds.holds(unknown.ledger, 1) and Bounds().holds(unknown.ledger, 2)
+
+
+@pytest.mark.parametrize("model", [parse(LAYERS), table(), parse(ROOT)], ids=["layers", "table", "root"])
+def test_what_comes_of_it_is_the_same(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the original refuses what was tried first, and the fused model with it, or gives no numbers then."""
+    subject = fused(model, n=16)
+    wanted, plain = verify(subject, EmulatedRunner()), verify(subject)
+    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    assert verify(subject, EmulatedRunner()) == wanted and wanted.passed and len(wanted.runs) == 3
+    assert verify(subject) == plain and plain.passed
+
+
+def test_a_wrong_body_is_caught_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fused(parse(LAYERS), n=16)
+    model = onnx.ModelProto()
+    model.CopyFrom(subject.model)
+    (tanh,) = [node for function in model.functions for node in function.node if node.op_type == "Tanh"]
+    tanh.op_type = "Sigmoid"
+    wrong = replace(subject, rewritten=replace(subject.rewritten, model=model))
+    wanted = verify(wrong, EmulatedRunner())
+    assert not wanted.whole.passed and wanted.whole.first
+    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    assert verify(wrong, EmulatedRunner()) == wanted
