@@ -19,11 +19,12 @@ from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import KernelRunner, Verification, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.closeness import EXACT, Closeness, default_tolerance
+from onnxfuse.verifying.kernels import Progress
 from onnxfuse.verifying.locating import told
 from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runs import Inputs, input_sets
-from onnxfuse.verifying.verify import Allowed, Progress
+from onnxfuse.verifying.verify import Allowed
 
 Status = Literal["same", "different", "inconclusive"]
 

@@ -49,7 +49,8 @@ def compile_all(
         OutputError: a kernel cannot be dumped.
     """
     with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "onnxfuse-compile") as pool:
-        running = {pool.submit(make, *task): task for task in tasks}
+        # The longest texts first: one that were begun last would have the processors to itself.
+        running = {pool.submit(make, *task): task for task in sorted(tasks, key=lambda task: -len(task[0].source))}
         try:
             for done, future in enumerate(as_completed(running), 1):
                 try:
@@ -99,8 +100,14 @@ def _as_sessions_do(architecture: str) -> str:
     return native_architecture(int(architecture.removeprefix("sm_")))
 
 
-def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadBack | None, tuple[str, ...]]:
-    """What reads back the kernels for a GPU, or None; and what there is to say where there should be one."""
+def read_back(profile: Profile, progress: Progress | None = None, whole: bool = True
+              ) -> tuple[ReadBack | None, tuple[str, ...]]:
+    """What reads back the kernels for a GPU, or None; and what there is to say where there should be one.
+
+    Args:
+        whole: whether all that sessions on this machine ask for is compiled, in three times the time, where it has such
+            a GPU.
+    """
     if not profile.architecture:
         return None, ()
     try:
@@ -111,4 +118,4 @@ def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadB
     if understood is None:
         return None, ("no kernel was looked at for spilled registers: this release does not understand what the "
                       "compiler says of its kernels",)
-    return ReadBack(profile.architecture, progress, whole=_is_here(profile.sm)), ()
+    return ReadBack(profile.architecture, progress, whole=whole and _is_here(profile.sm)), ()

@@ -15,8 +15,8 @@ from onnxfuse.provider.words import is_lacking
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.bounds import NONE, Bounds, OutOfMemoryError
+from onnxfuse.verifying.kernels import Subject
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.verify import Subject
 
 ROUNDS = 4
 """How often nodes may be taken back before the model as a whole is given up."""

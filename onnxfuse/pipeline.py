@@ -170,7 +170,9 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
 
 def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple[Form, Plan, tuple[str, ...]]:
     """The form of a model that is rewritten, its plan, and what a user should know of it."""
-    read, silence = read_back(forming.profile, partial(tell, COMPILING)) if options.compiles else (None, ())
+    # Verification compiles all that sessions ask for, beside its first runs.
+    read, silence = read_back(
+        forming.profile, partial(tell, COMPILING), not options.verify) if options.compiles else (None, ())
     with opened(options.database, forming.profile) as (found, notes):
         drafting = Drafting(forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
         form, plan = drafting.chosen(form, read)

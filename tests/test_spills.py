@@ -282,20 +282,39 @@ def test_sessions_find_what_planning_compiled(target: str, tmp_path: Path, monke
 def test_elsewhere_only_what_runs_at_the_planned_sizes_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And as much is said of it."""
+    """And as much is said of it; here too where verification is to compile the rest."""
     real = compile_module.compile_told
+    monkeypatch.setattr("onnxfuse.delivery.find_runner", lambda **_: None)
 
-    def compiled(capability: tuple[int, int]) -> tuple[object, int]:
+    def compiled(capability: tuple[int, int], verify: bool = False) -> tuple[object, int]:
         asked: list[str] = []
-        compiler = Compiler(Cache(tmp_path / str(capability), "test"))
+        compiler = Compiler(Cache(tmp_path / f"{capability}{verify}", "test"))
         monkeypatch.setattr("onnxfuse.compiling.default_compiler", lambda: compiler)
         monkeypatch.setattr("onnxfuse.runtime.library.gpus", lambda: [Gpu(0, "here", capability, 100, (13, 0))])
         monkeypatch.setattr(compile_module, "compile_told", lambda *given: (asked.append(given[0]), real(*given))[1])
-        told = only(planned(SHORT, compile=True)).compiled
+        told = only(planned(SHORT, compile=True, verify=verify)).compiled
         return told, asked[-1].count("__launch_bounds__")
 
     (here, every), (elsewhere, one) = compiled((9, 0)), compiled((8, 0))
     assert here == elsewhere and every > 2 and one == 1
+    assert compiled((9, 0), verify=True) == (here, 1)
+
+
+def test_the_longest_texts_are_compiled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both that compile several; what they give is in the order that was asked for."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    sources = [KernelSource("/*" + size * "*" + '*/ extern "C" __global__ void k() {}', (), ("k",))
+               for size in (10, 30, 20)]
+    asked: list[int] = []
+    real = compile_module.compile_told
+    monkeypatch.setattr(compile_module, "compile_told", lambda *given: (asked.append(len(given[0])), real(*given))[1])
+    longest = sorted((len(source.source) for source in sources), reverse=True)
+    compiler = Compiler(Cache(tmp_path / "images", "test"))
+    images = compiler.images(sources, "sm_80")
+    assert asked == longest and images == [compiler.image(source, "sm_80") for source in sources]
+    asked.clear()
+    found = dict(compile_all([(source, "sm_80") for source in sources], Compiler(Cache(tmp_path, "test")).figures))
+    assert asked == longest and len(found) == 3
 
 
 def test_one_that_fails_leaves_the_others(tmp_path: Path) -> None:

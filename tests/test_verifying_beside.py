@@ -7,9 +7,10 @@ Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,48 @@ def test_what_comes_of_it_is_the_same(model: onnx.ModelProto, monkeypatch: pytes
     monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
     assert verify(subject, EmulatedRunner()) == wanted and wanted.passed and len(wanted.runs) == 3
     assert verify(subject) == plain and plain.passed
+
+
+class Compiling(EmulatedRunner):
+    """What is prepared is ready once ``begun`` is set, for which it waits a second at most; kernels need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.waited, self.ready = Event(), False, False
+
+    def prepare(self, model: onnx.ModelProto) -> None:
+        self.waited = self.begun.wait(1)
+        time.sleep(0.2)
+        self.ready = True
+
+    def kernel(self, *given: Any) -> list[Array]:
+        assert self.ready
+        return super().kernel(*given)
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Compiling:
+    """The runner that a verification ran kernels on."""
+    runner, real = Compiling(), capture.run_model
+
+    def running(*arguments: Any) -> list[Array]:
+        runner.begun.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(whole, "run_model", running)
+    result = verify(fused(parse(LAYERS), n=16), runner, **given)
+    assert result.passed and result.kernels_run and runner.ready
+    return runner
+
+
+def test_kernels_are_compiled_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepared(monkeypatch).waited
+
+
+def test_kernels_are_compiled_before_runs_that_may_need_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that gets none ends the program.  Of the user's inputs nothing is known."""
+    once = run_bytes(fused(parse(LAYERS), n=16).ledger)
+    assert not prepared(monkeypatch, bounds=Bounds(memory=2 * once + 3 * capture.GROUP_BYTES - 1)).waited
+    assert not prepared(monkeypatch, inputs={"x": np.ones((4, 64), np.float32)}).waited
 
 
 def test_a_wrong_body_is_caught_there_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,13 +209,15 @@ class Compiler:
             self.cache.write(name + _FIGURES, to_bytes(figures))
 
     def images(self, kernels: Sequence[KernelSource], architecture: str) -> list[bytes]:
-        """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.
+        """The images of several kernels, compiled in parallel without Python's lock, the longest texts first.
 
         Raises:
             KernelError, OutputError: as ``image``, for the first kernel that fails.
         """
+        longest = sorted(range(len(kernels)), key=lambda place: -len(kernels[place].source))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
-            return list(pool.map(lambda kernel: self.image(kernel, architecture), kernels))
+            running = {place: pool.submit(self.image, kernels[place], architecture) for place in longest}
+            return [running[place].result() for place in range(len(kernels))]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.errors import KernelError
+from onnxfuse.runtime.compile import KernelSource, default_compiler, load_kernels
 from onnxfuse.verifying.blocks import BLOCK, parts
 from onnxfuse.verifying.device_arrays import DeviceArray, Values, on_host
 from onnxfuse.verifying.evaluate import array_type
@@ -61,6 +62,11 @@ def text() -> str:
 def entry(dtype: int) -> str:
     """The name of the kernel for results of a type."""
     return f"extents_{array_type(dtype).name}"
+
+
+def source() -> KernelSource:
+    """The kernels as the compiler takes them."""
+    return KernelSource(text(), (), tuple(map(entry, _TYPES)))
 
 
 def scalars(types: tuple[int, int]) -> tuple[np.generic, ...]:
@@ -143,12 +149,9 @@ class DeviceExtents:
                 yield cupy.asnumpy(result)
 
     def _kernels(self) -> dict[str, cupy.RawKernel]:
-        from onnxfuse.runtime.compile import KernelSource, default_compiler, load_kernels
-
         if not self._loaded:
-            names = tuple(map(entry, _TYPES))
-            image = default_compiler().image(KernelSource(text(), (), names), self._architecture)
-            self._loaded = load_kernels(image, names, self._device)
+            image = default_compiler().image(source(), self._architecture)
+            self._loaded = load_kernels(image, source().kernels, self._device)
         return self._loaded
 
 

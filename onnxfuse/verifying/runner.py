@@ -19,7 +19,7 @@ from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.device_arrays import DeviceArray, Values
-from onnxfuse.verifying.device_extents import DeviceExtents
+from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_references import DeviceReferences
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 from onnxfuse.verifying.extents import Extent
@@ -49,7 +49,8 @@ class KernelRunner(Protocol):
         ...
 
     def prepare(self, model: onnx.ModelProto) -> None:
-        """Called once before a model's nodes are run; a kernel that cannot be had is no error yet."""
+        """Called once before a model's nodes are run, in a thread of its own perhaps; a kernel that cannot be had is no
+        error yet."""
         ...
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
@@ -136,13 +137,14 @@ class CudaRunner:
         return True
 
     def prepare(self, model: onnx.ModelProto) -> None:
-        """Compile the model's distinct kernels in parallel, into the cache that sessions look into."""
+        """Compile the model's distinct kernels in parallel, and those that look at large results, into the cache that
+        sessions look into."""
         from onnxfuse.runtime.compile import default_compiler
         from onnxfuse.runtime.nodes import kernel_sources
 
         architecture = self.gpu.architecture
         with suppress(KernelError):  # the node whose kernel does not compile fails with the compiler's words
-            default_compiler().images(kernel_sources(model, architecture), architecture)
+            default_compiler().images([*kernel_sources(model, architecture), source()], architecture)
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfuse.errors import KernelError, ModelError, OnnxfuseError, VerificationError
-from onnxfuse.graph import Graph
-from onnxfuse.graph.load import LoadedModel
+from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
 from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
-from onnxfuse.rewriting import FusedNode, Placed, Rewritten, exact_form, planned_form, read_fused
+from onnxfuse.rewriting import FusedNode, Placed, exact_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
-from onnxfuse.verifying.capture import GROUP_BYTES, Captured, Source, capture, read_first
+from onnxfuse.verifying.capture import GROUP_BYTES, read_first
 from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.kernels import Kernels, Progress, Subject, not_run
 from onnxfuse.verifying.locating import first_apart
-from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
-from onnxfuse.verifying.results import NodeResult, OutputDifference, Verification, WholeResult
+from onnxfuse.verifying.results import OutputDifference, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
 from onnxfuse.verifying.runs import (
     Inputs,
@@ -38,31 +36,11 @@ from onnxfuse.verifying.runs import (
     users_run,
 )
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.whole import Compared, Whole, checker_message, keep_worst, on_device
+from onnxfuse.verifying.whole import Compared, Whole, checker_message, keep_worst
 from onnxfuse.wording import option
 
 Array = NDArray[Any]
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
-
-
 NO_GPU = "no GPU that ONNX Runtime can use"
-_UNREACHED = "its body did not run, and what it reads there cannot be made up"
-
-
-class Subject(Protocol):
-    """What is verified: ``optimised.Optimised``."""
-
-    @property
-    def loaded(self) -> LoadedModel: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def rewritten(self) -> Rewritten: ...
-    @property
-    def folder(self) -> Path | None: ...
 
 
 def find_runner(device: int = 0, settings: Mapping[str, str] | None = None) -> CudaRunner | None:
@@ -119,19 +97,21 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     if exact is not subject.loaded:
         notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
                      "comparison.")
-    with sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused):
+    with sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused), ThreadPoolExecutor(1) as pool:
+        preparing = work.preparing(pool, bounds)
         compared = work.first_that_runs(original, fused)
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
-            return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
+            return Verification(None, (), whole, not_run(nodes, compared.message), tuple(notes))
         runs, found = compared.runs, tuple(compared.differences.values())
-        work.compared_on = compared.providers
-        results = _not_run(nodes, NO_GPU)
+        results = not_run(nodes, NO_GPU)
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
-            results = work.kernels((original, fused), compared, runner)
+            preparing.result()
+            kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
+            results = kernels.verified((original, fused), runs, compared.inner)
             if CUDA in str(runner.providers) and all(result.verdict != "failed" for result in results):
-                device = work.on_device((original, fused), runs, runner, allowed.kernels)
+                device = kernels.on_device((original, fused), runs, allowed.kernels)
         first = "" if compared.apart is None else first_apart(
             subject.graph, nodes, (original, fused), compared.apart, compared.providers, allowed.plain)
     whole = WholeResult(not message, not found, found, device, message or compared.message,
@@ -195,7 +175,7 @@ _TRIED_FIRST = (
 @dataclass
 class _Work:
     """A verification under way: what it is of, the user's inputs, the fused nodes, what runs kernels, what is told how
-    far it is, what the result will note, and where the model as a whole was compared."""
+    far it is, and what the result will note."""
 
     subject: Subject
     sets: Sequence[InputSet]
@@ -204,7 +184,6 @@ class _Work:
     step: Progress
     closeness: Closeness = EXACT
     notes: list[str] = field(default_factory=list)
-    compared_on: Sequence[Any] = ()
 
     def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
         """``whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
@@ -314,16 +293,30 @@ class _Work:
                               f"what differs; give real ones, {option('inputs')}.")
         return chosen
 
+    def preparing(self, pool: ThreadPoolExecutor, bounds: Bounds) -> Future[None]:
+        """Have the runner compile what it will run: beside the first runs, where they leave memory for that."""
+        runner, model = self.runner, self.subject.rewritten.model
+        ledger = self._first_ledger()
+        if runner is not None and self.fused and ledger is not None and bounds.holds(ledger, 2, 3 * GROUP_BYTES):
+            return pool.submit(runner.prepare, model)
+        done: Future[None] = Future()
+        if runner is not None and self.fused:
+            runner.prepare(model)
+        done.set_result(None)
+        return done
+
+    def _first_ledger(self) -> Ledger | None:
+        """Of the first run on inputs that are made up; None where these are the user's."""
+        ledger = self.subject.ledger
+        recipe = None if self.sets else next(iter(first_recipes(ledger)), None)
+        return None if recipe is None else Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+
     def _give(self, whole: Whole) -> None:
         """Have the runs that are compared give what fused nodes read in them, so that none need be made for that: not
         of the user's inputs, which the kernels' device runs, and where there is memory for it."""
-        ledger = self.subject.ledger
-        recipe = next(iter(first_recipes(ledger)), None)
-        if self.runner is None or self.sets or recipe is None:
-            return
-        sizes = {**ledger.sizes, **recipe.sizes}
-        if whole.bounds.holds(Ledger(ledger.graph, sizes, ledger.placement), 1, GROUP_BYTES):
-            whole.give(read_first(self.fused, self.subject.graph, sizes))
+        ledger = None if self.runner is None else self._first_ledger()
+        if ledger is not None and whole.bounds.holds(ledger, 1, GROUP_BYTES):
+            whole.give(read_first(self.fused, self.subject.graph, ledger.sizes))
 
     def _first_half(self, whole: Whole, recipe: Recipe, number: int, beside: bool = False) -> tuple[Run, list[Any]]:
         """Inputs, and what the original makes of them; ``beside``: while the fused model runs, where that is worth a
@@ -355,97 +348,6 @@ class _Work:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
 
-    def kernels(self, pair: tuple[Slim, Slim], compared: _Comparison, runner: KernelRunner) -> tuple[NodeResult, ...]:
-        """``nodes``, of the form of the original whose values the fused nodes read."""
-        original, fused = pair
-        loaded, model = self.subject.loaded, self.subject.rewritten.model
-        planned = planned_form(loaded, model)
-        with nullcontext((original, fused)) if planned is loaded else sharing(
-            planned, model, original.bounds
-        ) as (source, _):
-            return self.nodes(planned, source, compared, runner)
-
-    def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], runner: KernelRunner, closeness: Closeness
-                  ) -> tuple[OutputDifference, ...]:
-        """The whole model with its kernels running, on the first of made inputs or on all of the user's."""
-        try:
-            return on_device(*pair, runs if self.sets else runs[:1], runner.providers, closeness)
-        except (VerificationError, KernelError) as error:
-            self.notes.append(f"The whole model was not run with kernels: {error.message}")
-        except MemoryError:
-            self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
-        return ()
-
-    def _captured(self, source: Source, original: Slim, inner: Mapping[str, Array], runner: KernelRunner
-                  ) -> Iterator[Captured]:
-        """``capture`` where the model ran before on inputs that are made up: they are few, and a GPU's libraries take
-        seconds for the first run at any size.  The user's own run on the runner's device; what that does not give, on
-        the CPU.  ``inner``: values of the run that are known.
-        """
-        nodes, sizes = self.fused, {**self.subject.ledger.sizes, **source.run.about.sizes}
-        done: set[str] = set()
-        providers = runner.providers if self.sets else self.compared_on
-        try:
-            for taken in capture(nodes, source, original, sizes, providers, inner):
-                done.add(taken.node.name)
-                yield taken
-            return
-        except BoundsError:
-            raise
-        except VerificationError as error:
-            if list(providers) == CPU or not runner.alive():
-                raise
-            said = f"The original does not run on {runner.name}; what its nodes read is from the CPU: {error.message}"
-            self.notes += [] if said in self.notes else [said]
-        left = [node for node in nodes if node.name not in done]
-        for taken in capture(left, source, original, sizes, CPU):
-            yield replace(taken, how=f"{taken.how} on the CPU")
-
-    def nodes(self, planned: LoadedModel, original: Slim, compared: _Comparison, runner: KernelRunner
-              ) -> tuple[NodeResult, ...]:
-        """Every kernel against the nodes that it replaced, on what they read in the runs.
-
-        Args:
-            planned: the model whose values the fused nodes read; original: that for sessions.
-        """
-        subject, nodes, runs = self.subject, self.fused, compared.runs
-        runner.prepare(subject.rewritten.model)
-        verifier = NodeVerifier(subject.rewritten.model, runner, original.bounds)
-        results: dict[str, NodeResult] = {}
-        total = len(nodes) * len(runs)
-        for number, run in enumerate(runs):
-            turn = "" if len(runs) == 1 else f", run {number + 1}"
-            done: set[str] = set()
-            try:
-                source = Source(planned, subject.graph, run)
-                for taken in self._captured(source, original, compared.inner[number], runner):
-                    node = taken.node
-                    original.bounds.left()
-                    self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
-                    done.add(node.name)
-                    if (earlier := results.get(node.name)) is not None and earlier.verdict == "failed":
-                        continue
-                    # Inputs that are made up show nothing new of a kernel that was compared at these shapes.
-                    if not self.sets and (standing := verifier.standing(node, taken.feeds)) is not None:
-                        results.setdefault(node.name, standing)
-                        continue
-                    results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
-                    if results[node.name].verdict == "failed" and not runner.alive():
-                        raise VerificationError(f"the GPU stopped answering when {node.name} ran")
-                original.bounds.left()
-            except (VerificationError, MemoryError) as problem:
-                error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
-                left = "Nodes, or some of their inputs," if isinstance(error, OutOfTimeError) else "Nodes"
-                self.notes.append(f"{left} were left out in run {number + 1}: {error.message}")
-                for node in nodes:
-                    results.setdefault(node.name, _not_run((node,), error.message)[0])
-                if isinstance(error, OutOfTimeError) or not runner.alive():
-                    break
-        for node in nodes:
-            results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
-        return tuple(with_their_kernels([results[node.name] for node in nodes]))
-
-
 def _bytes(held: Iterable[Mapping[str, Array]]) -> int:
     """Of all arrays."""
     return sum(array.nbytes for each in held for array in each.values())
@@ -465,23 +367,3 @@ def _told(failures: Sequence[OnnxfuseError]) -> str:
         text += f" {len(failures) - 1} more sets of inputs failed"
         text += f", the last: {others[-1]}" if others else " in the same way."
     return text
-
-
-def _joined(first: NodeResult | None, second: NodeResult) -> NodeResult:
-    """What two runs together say of a node."""
-    if first is None or first.verdict == "not run":
-        return second
-    if second.verdict == "not run":
-        return first
-    worst = second if second.verdict == "failed" or second.ratio > first.ratio else first
-    return NodeResult(
-        worst.node, worst.op, worst.rule, worst.verdict, worst.error, worst.tolerance, worst.ratio,
-        tuple(dict.fromkeys((*first.inputs, *second.inputs))),
-        tuple(dict.fromkeys((*first.variants, *second.variants))), first.shared and second.shared,
-        first.rounded or second.rounded, worst.message, worst.where,
-    )
-
-
-def _not_run(nodes: Sequence[FusedNode], message: str) -> tuple[NodeResult, ...]:
-    return tuple(NodeResult(node.name, node.op, node.rule, "not run", message=message) for node in nodes)
-
