@@ -401,7 +401,7 @@ def test_from_python(fused: Optimised, files: tuple[Path, Path]) -> None:
 def test_outputs_with_kernels_decide(fused: Optimised, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for the device: the whole model runs there too, and one output is made to differ."""
     monkeypatch.setattr(verifying, "find_runner", lambda **_: EmulatedRunner())
-    monkeypatch.setattr(sys.modules["onnxfuse.verifying.verify"], "CUDA", "CPUExecutionProvider")
+    monkeypatch.setattr(sys.modules["onnxfuse.verifying.kernels"], "CUDA", "CPUExecutionProvider")
     result = onnxfuse.verify(fused.loaded.proto, fused.model, dims=DIMS)
     device = result.verification.whole.device
     assert result.same and [(entry.output, entry.elements) for entry in device] == [("last_hidden_state", 0)]

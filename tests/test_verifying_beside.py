@@ -21,9 +21,10 @@ from emulated import EmulatedRunner
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from onnxfuse.errors import VerificationError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.verifying import Verification, capture, verify, whole
+from onnxfuse.verifying import Verification, capture, kernels, verify, whole
 from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
 from onnxfuse.verifying.nodes import NodeVerifier
 
@@ -256,6 +257,67 @@ def test_kernels_are_compiled_before_runs_that_may_need_all_memory(monkeypatch: 
     once = run_bytes(fused(parse(LAYERS), n=16).ledger)
     assert not prepared(monkeypatch, bounds=Bounds(memory=2 * once + 3 * capture.GROUP_BYTES - 1)).waited
     assert not prepared(monkeypatch, inputs={"x": np.ones((4, 64), np.float32)}).waited
+
+
+class OnDevice(EmulatedRunner):
+    """Has memory for ``room`` bytes beside kernels, the first of which waits until the original has begun, for a second
+    at most."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        super().__init__()
+        self.room, self.begun, self.waited, self.asked = room, Event(), False, 0
+
+    def has_room(self, needed: int) -> bool:
+        self.asked = needed
+        return needed <= self.room
+
+    def kernel(self, *given: Any) -> list[Array]:
+        self.waited = self.waited or self.begun.wait(0.0 if self.runs else 1.0)
+        return super().kernel(*given)
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, runner: OnDevice, failing: int = 0, **given: Any
+              ) -> tuple[Verification, int]:
+    """What is verified where the CPU stands in for the GPU, and how often the original ran there; the first of these runs
+    fail."""
+    real, begun = kernels.results_on_device, []
+
+    def running(*arguments: Any) -> list[list[Any]]:
+        runner.begun.set()
+        begun.append(arguments)
+        if len(begun) <= failing:
+            raise VerificationError("there is no memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(kernels, "CUDA", "CPUExecutionProvider")
+    monkeypatch.setattr(kernels, "results_on_device", running)
+    result = verify(fused(parse(LAYERS), n=16), runner, **given)
+    assert result.passed and result.kernels_run
+    return result, len(begun)
+
+
+def test_the_original_runs_on_the_device_beside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what comes of it is the same as behind them, where memory is short, or as on the second try."""
+    runner, short, after = OnDevice(), OnDevice(), OnDevice()
+    result, count = on_device(monkeypatch, runner)
+    assert runner.waited and count == 1 and [entry.output for entry in result.whole.device] == ["y"]
+    assert runner.asked == run_bytes(fused(parse(LAYERS), n=16).ledger)
+    short.room = runner.asked - 1
+    assert on_device(monkeypatch, short) == (result, 1) and not short.waited
+    monkeypatch.undo()
+    assert on_device(monkeypatch, after, failing=1) == (result, 2) and after.waited
+
+
+def test_a_device_that_does_not_run_the_original_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, count = on_device(monkeypatch, OnDevice(), failing=2)
+    assert count == 2 and not result.whole.device
+    assert result.notes == ("The whole model was not run with kernels: there is no memory",)
+
+
+def test_the_users_inputs_have_the_device_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = OnDevice()
+    result, count = on_device(monkeypatch, runner, inputs={"x": np.ones((4, 64), np.float32)})
+    assert not runner.waited and count == 1 and result.whole.device
 
 
 def test_a_wrong_body_is_caught_there_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,10 @@ class EmulatedRunner:
         """See ``KernelRunner``; a launch that went wrong leaves nothing behind."""
         return True
 
+    def has_room(self, needed: int) -> bool:
+        """See ``KernelRunner``: kernels run on the CPU, which has other things to do."""
+        return False
+
     def prepare(self, model: onnx.ModelProto) -> None:
         """See ``KernelRunner``; texts are compiled when they are first run."""
 

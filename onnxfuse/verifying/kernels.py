@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +16,16 @@ from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form
-from onnxfuse.verifying.bounds import BoundsError, OutOfMemoryError, OutOfTimeError
+from onnxfuse.verifying.bounds import BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference
-from onnxfuse.verifying.runner import KernelRunner
+from onnxfuse.verifying.runner import CUDA, KernelRunner
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.whole import on_device
+from onnxfuse.verifying.whole import on_device, results_on_device
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -82,16 +83,39 @@ class Kernels:
         ) as (source, _):
             return self._nodes(planned, source, runs, inner)
 
-    def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], closeness: Closeness
-                  ) -> tuple[OutputDifference, ...]:
-        """The whole model with its kernels running, on the first of made inputs or on all of the user's."""
+    def begin(self, pool: ThreadPoolExecutor, original: Slim, runs: Sequence[Run]) -> Future[list[list[Any]]] | None:
+        """Let the original run on the device beside what kernels are compared with, for ``on_device``: the first run at
+        any size takes a GPU's libraries seconds.  None where it may be short of memory then."""
+        ledger, runs = self.subject.ledger, self._shown(runs)
+        sizes = {**ledger.sizes, **runs[0].about.sizes}
+        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement))
+        if self.users or CUDA not in str(self.runner.providers) or not self.runner.has_room(needed):
+            return None
+        return pool.submit(results_on_device, original, runs, self.runner.providers)
+
+    def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], closeness: Closeness,
+                  begun: Future[list[list[Any]]] | None = None) -> tuple[OutputDifference, ...]:
+        """The whole model with its kernels running, on the first of made inputs or on all of the user's; nothing where
+        the runner's device is no GPU.  ``begun``: of ``begin``; what failed there is tried again."""
+        if CUDA not in str(self.runner.providers):
+            return ()
+        (original, fused), runs, wanted = pair, self._shown(runs), None
+        if begun is not None:
+            with suppress(VerificationError, MemoryError):
+                wanted = begun.result()
         try:
-            return on_device(*pair, runs if self.users else runs[:1], self.runner.providers, closeness)
+            if wanted is None:
+                wanted = results_on_device(original, runs, self.runner.providers)
+            return on_device(wanted, fused, runs, self.runner.providers, closeness)
         except (VerificationError, KernelError) as error:
             self.notes.append(f"The whole model was not run with kernels: {error.message}")
         except MemoryError:
             self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
         return ()
+
+    def _shown(self, runs: Sequence[Run]) -> Sequence[Run]:
+        """Of these, those in which the whole model runs with kernels."""
+        return runs if self.users else runs[:1]
 
     def _captured(self, source: Source, original: Slim, inner: Mapping[str, Array]) -> Iterator[Captured]:
         """``capture`` where the model ran before on inputs that are made up: they are few, and a GPU's libraries take

@@ -20,7 +20,7 @@ from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.device_arrays import DeviceArray, Values
 from onnxfuse.verifying.device_extents import DeviceExtents, source
-from onnxfuse.verifying.device_references import DeviceReferences
+from onnxfuse.verifying.device_references import SHARE, DeviceReferences
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 from onnxfuse.verifying.extents import Extent
 
@@ -46,6 +46,11 @@ class KernelRunner(Protocol):
 
     def alive(self) -> bool:
         """Whether it can go on after a failed run: a kernel that broke its memory takes the GPU's context along."""
+        ...
+
+    def has_room(self, needed: int) -> bool:
+        """Whether so many bytes are a small part of the device's memory that is free: something may run beside kernels
+        then."""
         ...
 
     def prepare(self, model: onnx.ModelProto) -> None:
@@ -135,6 +140,10 @@ class CudaRunner:
         except Exception:  # ONNX Runtime has an exception type per status
             return False
         return True
+
+    def has_room(self, needed: int) -> bool:
+        """See ``KernelRunner``."""
+        return needed <= self._references.free_bytes() // SHARE
 
     def prepare(self, model: onnx.ModelProto) -> None:
         """Compile the model's distinct kernels in parallel, and those that look at large results, into the cache that

@@ -109,9 +109,10 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
         if runner is not None and nodes:
             preparing.result()
             kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
+            begun = kernels.begin(pool, original, runs)
             results = kernels.verified((original, fused), runs, compared.inner)
-            if CUDA in str(runner.providers) and all(result.verdict != "failed" for result in results):
-                device = kernels.on_device((original, fused), runs, allowed.kernels)
+            if all(result.verdict != "failed" for result in results):
+                device = kernels.on_device((original, fused), runs, allowed.kernels, begun)
         first = "" if compared.apart is None else first_apart(
             subject.graph, nodes, (original, fused), compared.apart, compared.providers, allowed.plain)
     whole = WholeResult(not message, not found, found, device, message or compared.message,

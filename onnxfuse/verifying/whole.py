@@ -196,20 +196,31 @@ def _worst(known: dict[str, float], found: Sequence[OutputDifference]) -> None:
         known[entry.output] = max(known.get(entry.output, 0.0), entry.error)
 
 
-def on_device(original: Slim, fused: Slim, runs: Sequence[Run], providers: Sequence[Any],
+def results_on_device(original: Slim, runs: Sequence[Run], providers: Sequence[Any]) -> list[list[Any]]:
+    """The original's outputs in runs on a device.
+
+    Raises:
+        VerificationError: a run fails.
+    """
+    plain = original.session(providers)
+    return [run_model(plain, original.model, run) for run in runs]
+
+
+def on_device(wanted: Sequence[Sequence[Any]], fused: Slim, runs: Sequence[Run], providers: Sequence[Any],
               closeness: Closeness = EXACT) -> tuple[OutputDifference, ...]:
-    """Every output with the kernels running beside the original's on the same device, where it is farthest off.
+    """Every output with the kernels running beside the original's on the same device, ``wanted``, where it is farthest
+    off.
 
     Raises:
         VerificationError: a run fails.
         KernelError: a kernel cannot be had.
     """
-    names = [info.name for info in original.model.graph.output]
-    plain, kernels = original.session(providers), fused.fused_session(providers)
+    names = [info.name for info in fused.model.graph.output]
+    kernels = fused.fused_session(providers)
     worst: dict[str, OutputDifference] = {}
-    for run in runs:
-        wanted, got = run_model(plain, original.model, run), run_model(kernels, fused.model, run)
-        keep_worst(worst, [measured(name, a, b, closeness) for name, a, b in zip(names, got, wanted, strict=True)
+    for run, theirs in zip(runs, wanted, strict=True):
+        got = run_model(kernels, fused.model, run)
+        keep_worst(worst, [measured(name, a, b, closeness) for name, a, b in zip(names, got, theirs, strict=True)
                            if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)], run)
     return tuple(worst.values())
 
