@@ -79,9 +79,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Array]]:
     found: dict[str, dict[str, Array]] = {}
     real = NodeVerifier.verify
 
-    def noted(self: NodeVerifier, node: Any, feeds: Mapping[str, Array], label: str) -> Any:
+    def noted(self: NodeVerifier, node: Any, feeds: Mapping[str, Array], label: str, *more: Any) -> Any:
         found[f"{node.name} {label}"] = dict(feeds)
-        return real(self, node, feeds, label)
+        return real(self, node, feeds, label, *more)
 
     monkeypatch.setattr(NodeVerifier, "verify", noted)
     return found
@@ -278,8 +278,7 @@ class OnDevice(EmulatedRunner):
 
 def on_device(monkeypatch: pytest.MonkeyPatch, runner: OnDevice, failing: int = 0, **given: Any
               ) -> tuple[Verification, int]:
-    """What is verified where the CPU stands in for the GPU, and how often the original ran there; the first of these runs
-    fail."""
+    """What is verified where the CPU stands in for the GPU, and how often the original ran there, first in vain."""
     real, begun = kernels.results_on_device, []
 
     def running(*arguments: Any) -> list[list[Any]]:

@@ -33,6 +33,7 @@ class EmulatedRunner:
 
     name = "the CPU emulator"
     providers: Sequence[Any] = CPU
+    workers = 1
 
     def __init__(self, sm: int = 90) -> None:
         self.sm = sm

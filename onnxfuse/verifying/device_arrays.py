@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from onnxfuse.measuring.machine import Memory
 
 Array = NDArray[Any]
+
+TURN = RLock()
+"""Held while something runs on a GPU that may end it: so it is known what did."""
 
 
 @dataclass(frozen=True)

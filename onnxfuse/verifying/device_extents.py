@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime.compile import KernelSource, default_compiler, load_kernels
 from onnxfuse.verifying.blocks import BLOCK, parts
-from onnxfuse.verifying.device_arrays import DeviceArray, Values, on_host
+from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values, on_host
 from onnxfuse.verifying.evaluate import array_type
 from onnxfuse.verifying.extents import NOTHING, SQUARED, Extent, Squares, extents
 from onnxfuse.verifying.tolerances import DIGITS, LEAST, TABLE, Tolerance, units_of
@@ -149,10 +149,11 @@ class DeviceExtents:
                 yield cupy.asnumpy(result)
 
     def _kernels(self) -> dict[str, cupy.RawKernel]:
-        if not self._loaded:
-            image = default_compiler().image(source(), self._architecture)
-            self._loaded = load_kernels(image, source().kernels, self._device)
-        return self._loaded
+        with TURN:
+            if not self._loaded:
+                image = default_compiler().image(source(), self._architecture)
+                self._loaded = load_kernels(image, source().kernels, self._device)
+            return self._loaded
 
 
 def _exact(reference: Values, part: slice) -> cupy.ndarray:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError
 from onnxfuse.measuring.machine import Memory
 from onnxfuse.rewriting import value_types
-from onnxfuse.verifying.device_arrays import DeviceArray
+from onnxfuse.verifying.device_arrays import TURN, DeviceArray
 from onnxfuse.verifying.device_bodies import FINITE
 from onnxfuse.verifying.evaluate import (
     CPU,
@@ -62,11 +62,12 @@ class DeviceReferences:
 
     Args:
         device: the GPU's number; memory: where tensors lie, in ONNX Runtime's words.
+        known: which kinds of nodes the provider has, to be added to; others may share it.
     """
 
-    def __init__(self, device: int = 0, memory: str = "cuda") -> None:
+    def __init__(self, device: int = 0, memory: str = "cuda", known: dict[Kind, bool] | None = None) -> None:
         self._device, self._where = device, memory
-        self._known: dict[Kind, bool] = {}
+        self._known: dict[Kind, bool] = {} if known is None else known
         self._refused: set[bytes] = set()
         self._session: tuple[bytes, Any] = b"", None
         self._held: dict[str, _Held] = {}
@@ -91,7 +92,8 @@ class DeviceReferences:
         if raw in self._refused:
             return None
         try:
-            return self._outputs(model, raw, feeds, most)
+            with TURN:
+                return self._outputs(model, raw, feeds, most)
         except Exception as error:  # ONNX Runtime has an exception type per status
             self._refused.add(raw)
             self.forget()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form
-from onnxfuse.verifying.bounds import BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
+from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
 from onnxfuse.verifying.evaluate import CPU
@@ -24,6 +25,7 @@ from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runner import CUDA, KernelRunner
 from onnxfuse.verifying.runs import Run
+from onnxfuse.verifying.several import batches, passed
 from onnxfuse.verifying.sharing import Slim, sharing
 from onnxfuse.verifying.whole import on_device, results_on_device
 
@@ -149,29 +151,13 @@ class Kernels:
         Args:
             planned: the model whose values the fused nodes read; original: that for sessions.
         """
-        subject, nodes, runner = self.subject, self.fused, self.runner
-        verifier = NodeVerifier(subject.rewritten.model, runner, original.bounds)
-        results: dict[str, NodeResult] = {}
-        total = len(nodes) * len(runs)
+        nodes, runner, results = self.fused, self.runner, dict[str, NodeResult]()
+        verifier = NodeVerifier(self.subject.rewritten.model, runner, original.bounds)
         for number, run in enumerate(runs):
-            turn = "" if len(runs) == 1 else f", run {number + 1}"
-            done: set[str] = set()
+            turn = _Turn(self, verifier, original.bounds, results, "" if len(runs) == 1 else f", run {number + 1}",
+                         (number * len(nodes), len(nodes) * len(runs)))
             try:
-                source = Source(planned, subject.graph, run)
-                for taken in self._captured(source, original, inner[number]):
-                    node = taken.node
-                    original.bounds.left()
-                    self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
-                    done.add(node.name)
-                    if (earlier := results.get(node.name)) is not None and earlier.verdict == "failed":
-                        continue
-                    # Inputs that are made up show nothing new of a kernel that was compared at these shapes.
-                    if not self.users and (standing := verifier.standing(node, taken.feeds)) is not None:
-                        results.setdefault(node.name, standing)
-                        continue
-                    results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
-                    if results[node.name].verdict == "failed" and not runner.alive():
-                        raise VerificationError(f"the GPU stopped answering when {node.name} ran")
+                turn.verify(self._captured(Source(planned, self.subject.graph, run), original, inner[number]))
                 original.bounds.left()
             except (VerificationError, MemoryError) as problem:
                 error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
@@ -184,6 +170,63 @@ class Kernels:
         for node in nodes:
             results.setdefault(node.name, not_run((node,), _UNREACHED)[0])
         return tuple(with_their_kernels([results[node.name] for node in nodes]))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """The nodes on what they read in one run.
+
+    Attributes:
+        results: of all runs so far, by node, to be added to; label: the run's, behind what inputs are called.
+        counted: how many nodes there were before, and are in all runs.
+    """
+
+    kernels: Kernels
+    verifier: NodeVerifier
+    bounds: Bounds
+    results: dict[str, NodeResult]
+    label: str
+    counted: tuple[int, int]
+
+    def verify(self, captured: Iterable[Captured]) -> None:
+        """All of them.
+
+        Raises:
+            VerificationError: the device does not answer any more, or the time is up.
+        """
+        runner, (before, total) = self.kernels.runner, self.counted
+        done: set[str] = set()
+        for batch in batches(captured, runner):
+            self.kernels.step(f"verifying {batch[0].node.name}", before + len(done), total)
+            known, ended = passed(batch, partial(self._verified, final=False), runner, self.bounds)
+            self.results.update(known)
+            if ended is not None:
+                self.results[ended.node] = _joined(self.results.get(ended.node), ended)
+                raise _stopped(ended.node)
+            for name, taken in ((taken.node.name, taken) for taken in batch):
+                self.bounds.left()
+                self.kernels.step(f"verifying {name}", before + len(done), total)
+                done.add(name)
+                if name not in known:
+                    self.results[name] = self._verified(taken)
+                    if self.results[name].verdict == "failed" and not runner.alive():
+                        raise _stopped(name)
+
+    def _verified(self, taken: Captured, final: bool = True) -> NodeResult:
+        """What this run and those before it say of a node; what this one says alone where it did not pass and that is
+        not final."""
+        node, earlier = taken.node, self.results.get(taken.node.name)
+        if earlier is not None and earlier.verdict == "failed":
+            return earlier
+        # Inputs that are made up show nothing new of a kernel that was compared at these shapes.
+        if not self.kernels.users and (standing := self.verifier.standing(node, taken.feeds)) is not None:
+            return earlier or standing
+        found = self.verifier.verify(node, taken.feeds, f"{taken.how}{self.label}", final)
+        return _joined(earlier, found) if final or found.verdict == "passed" else found
+
+
+def _stopped(name: str) -> VerificationError:
+    return VerificationError(f"the GPU stopped answering when {name} ran")
 
 
 def _joined(first: NodeResult | None, second: NodeResult) -> NodeResult:

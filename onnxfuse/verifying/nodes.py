@@ -52,7 +52,7 @@ class _Tally:
 
 
 class NodeVerifier:
-    """Verifies the fused nodes of one model, one after another.
+    """Verifies the fused nodes of one model: those of one kernel one after another, others from any thread.
 
     A kernel that several nodes share is run on edge inputs, and in every variant, for the first of them.
     """
@@ -72,17 +72,19 @@ class NodeVerifier:
             return None
         return replace(found, node=node.name, rule=node.rule, shared=found.node)
 
-    def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str) -> NodeResult:
+    def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str, final: bool = True) -> NodeResult:
         """One node on its captured inputs and, where it is the first with its kernel, on as many edges of them as there
         is time for.
 
         Args:
             feeds: by formal name; label: what the run that they come from is called.
+            final: whether what is found stands for other nodes with this kernel though it did not pass.
         """
         key = _kernel_key(node, feeds)
         known = self._first.get(key)
         found = self._verified(node, Feeds(label, feeds), node.name if known is None else known.node)
-        self._first.setdefault(key, found)
+        if final or found.verdict == "passed":
+            self._first.setdefault(key, found)
         return found
 
     def _verified(self, node: FusedNode, feeds: Feeds, first: str) -> NodeResult:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from threading import local
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,15 +14,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfuse.errors import KernelError
+from onnxfuse.errors import KernelError, OnnxfuseError, VerificationError
 from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
-from onnxfuse.verifying.device_arrays import DeviceArray, Values
+from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values
 from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
-from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
+from onnxfuse.verifying.evaluate import Kind, array_type, exact_options, plain_feeds, with_plain_borders
 from onnxfuse.verifying.extents import Extent
 
 Array = NDArray[Any]
@@ -43,6 +44,8 @@ class KernelRunner(Protocol):
     """What it runs on, for the report."""
     providers: Sequence[Any]
     """ONNX Runtime's providers for runs of the original from which inputs are taken."""
+    workers: int
+    """How many nodes may be verified at one time, each from a thread of its own."""
 
     def alive(self) -> bool:
         """Whether it can go on after a failed run: a kernel that broke its memory takes the GPU's context along."""
@@ -108,6 +111,9 @@ class CudaRunner:
 
     memory = "cuda"
     """Where tensors lie, in ONNX Runtime's words."""
+    workers = 4
+    """More would wait for the device and for Python's lock (predicted)."""
+    _ended = False
 
     def __init__(self, device: int = 0, settings: Mapping[str, str] | None = None) -> None:
         """Find the GPU and start ONNX Runtime's CUDA provider on it, with these options of it, and convolutions by the
@@ -161,9 +167,16 @@ class CudaRunner:
         plan = node.plan if variant is None else single_variant(node.plan, variant)
         raw = node_model(node, model, plan, feeds).SerializeToString()
         kinds = {name: element_type(array) for name, array in feeds.items()}
-        session = self._one_node(raw)  # what nodes share, and each variant at other sizes, runs again and again
+        session = self._made(raw)  # what nodes share, and each variant at other sizes, runs again and again
         shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
         return self._run(session, feeds, kinds, [output.dtype for output in node.plan.outputs], shapes)
+
+    def _made(self, raw: bytes) -> Any:
+        try:
+            return self._one_node(raw)
+        except KernelError:
+            self._check_turn()
+            raise
 
     def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
         """See ``KernelRunner``."""
@@ -184,9 +197,22 @@ class CudaRunner:
         """See ``KernelRunner``."""
         self._references.forget()
 
-    @cached_property
+    @property
     def _references(self) -> DeviceReferences:
-        return DeviceReferences(self.device, self.memory)
+        """Of this thread, whose nodes leave inputs there from one edge to the next."""
+        try:
+            found: DeviceReferences = self._of_threads.references
+        except AttributeError:
+            found = self._of_threads.references = DeviceReferences(self.device, self.memory, self._kinds)
+        return found
+
+    @cached_property
+    def _of_threads(self) -> local:
+        return local()
+
+    @cached_property
+    def _kinds(self) -> dict[Kind, bool]:
+        return {}
 
     def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``KernelRunner``."""
@@ -218,10 +244,54 @@ class CudaRunner:
 
     def _run(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
              shapes: Sequence[tuple[int, ...]] | None) -> list[Array]:
+        """Copy there, run and copy back.
+
+        Raises:
+            KernelError: the run fails.
+            VerificationError: another one has ended the device.
+        """
+        kept: list[Array] = []  # in host memory ONNX Runtime works in the arrays themselves
+        try:
+            binding = self._bound(session, feeds, kinds, outputs, shapes, kept)
+            with TURN:
+                results = self._in_turn(session, binding)
+        except MemoryError as error:  # the host's, which is no fault of a kernel
+            raise OutOfMemoryError from error
+        except OnnxfuseError:
+            raise
+        except Exception as error:  # ONNX Runtime has an exception type per status
+            self._check_turn()
+            raise KernelError(f"a run failed: {error}") from error
+        return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
+
+    def _in_turn(self, session: Any, binding: Any) -> list[Array]:
+        """Run and copy back while nothing else runs."""
+        self._check_turn()
+        try:
+            session.run_with_iobinding(binding)
+            return [np.array(value.numpy()) for value in binding.get_outputs()]
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._ended = not self.alive()
+            raise KernelError(f"a run failed: {error}") from error
+
+    def _check_turn(self) -> None:
+        """See, between turns, whether a kernel or the original's nodes have ended the device.
+
+        Raises:
+            VerificationError: they have; what fails from then on is no fault of its own.
+        """
+        with TURN:
+            if self._ended:
+                raise VerificationError("the GPU does not answer any more")
+
+    def _bound(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
+               shapes: Sequence[tuple[int, ...]] | None, kept: list[Array]) -> Any:
+        """Inputs and poisoned outputs on the device; ``kept``: what has to stay in host memory meanwhile."""
         import onnxruntime
 
         binding = session.io_binding()
-        kept: list[Array] = []  # in host memory ONNX Runtime works in the arrays themselves
         for name, array in plain_feeds(feeds, kinds).items():
             where = "cpu" if name.startswith("h") else self.memory
             kept.append(np.asarray(array, order="C"))
@@ -236,14 +306,7 @@ class CudaRunner:
                 binding.bind_ortvalue_output(name, value)
             else:
                 binding.bind_output(name, self.memory, self.device)
-        try:
-            session.run_with_iobinding(binding)
-            results = [np.array(value.numpy()) for value in binding.get_outputs()]
-        except MemoryError as error:  # the host's, which is no fault of a kernel
-            raise OutOfMemoryError from error
-        except Exception as error:
-            raise KernelError(f"a run failed: {error}") from error
-        return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
+        return binding
 
 
 def options_of(device: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
