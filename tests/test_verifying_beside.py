@@ -10,6 +10,7 @@ import importlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
 
@@ -26,7 +27,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.verifying import Verification, capture, kernels, verify, whole
 from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
+from onnxfuse.verifying.evaluate import exact_options
 from onnxfuse.verifying.nodes import NodeVerifier
+from onnxfuse.verifying.processors import processors, share, threads
 
 Array = NDArray[Any]
 
@@ -184,6 +187,7 @@ def besides(monkeypatch: pytest.MonkeyPatch, memory: int | None = None) -> Verif
         return real(*arguments)
 
     monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(verifying, "processors", lambda: 4)
     monkeypatch.setattr(whole, "run_model", waiting)
     return verify(fused(parse(LAYERS), n=16), EmulatedRunner(), bounds=Bounds(memory=memory))
 
@@ -191,6 +195,32 @@ def besides(monkeypatch: pytest.MonkeyPatch, memory: int | None = None) -> Verif
 def test_both_models_run_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = verify(fused(parse(LAYERS), n=16), EmulatedRunner())
     assert besides(monkeypatch) == wanted
+
+
+def test_one_model_after_the_other_where_processors_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "BESIDE_PROCESSORS", 5)
+    with pytest.raises(Exception, match=r"^$"):
+        besides(monkeypatch)
+
+
+@pytest.mark.parametrize(("files", "wanted"), [
+    ({"cpu.max": "1600000 100000\n"}, 16), ({"cpu.max": "max 100000\n"}, None), ({}, None),
+    ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+    ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None)])
+def test_a_containers_share_of_the_machine(files: dict[str, str], wanted: float | None, tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions have no more threads than that."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert share(tmp_path) == wanted
+    monkeypatch.setattr("onnxfuse.verifying.processors._FOLDER", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
+    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    processors.cache_clear()
+    assert processors() == (96 if wanted is None else round(wanted))
+    assert threads() == (0 if wanted is None else processors()) == exact_options().intra_op_num_threads
+    processors.cache_clear()
 
 
 def test_one_model_after_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +243,7 @@ def test_what_comes_of_it_is_the_same(model: onnx.ModelProto, monkeypatch: pytes
     subject = fused(model, n=16)
     wanted, plain = verify(subject, EmulatedRunner()), verify(subject)
     monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(verifying, "processors", lambda: 4)
     assert verify(subject, EmulatedRunner()) == wanted and wanted.passed and len(wanted.runs) == 3
     assert verify(subject) == plain and plain.passed
 
@@ -329,4 +360,5 @@ def test_a_wrong_body_is_caught_there_too(monkeypatch: pytest.MonkeyPatch) -> No
     wanted = verify(wrong, EmulatedRunner())
     assert not wanted.whole.passed and wanted.whole.first
     monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(verifying, "processors", lambda: 4)
     assert verify(wrong, EmulatedRunner()) == wanted

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import VerificationError
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.decompositions import decomposed
+from onnxfuse.verifying.processors import threads
 from onnxfuse.verifying.spelling import INEXACT, SINGLE, SPELLED, Spelling
 
 Array = NDArray[Any]
@@ -43,6 +44,7 @@ def exact_options() -> onnxruntime.SessionOptions:
     """
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.intra_op_num_threads = threads()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = _FATAL_ONLY
     return options
