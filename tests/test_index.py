@@ -19,9 +19,9 @@ from onnx import TensorProto
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.contractions import Slide, window
-from onnxfuse.ir.tensors import Concat, Expand, Input, Map, Permute, Reshape, Slice, Tensor, postorder
+from onnxfuse.ir.tensors import Concat, Expand, Fill, Input, Map, Permute, Reshape, Slice, Tensor, Window, postorder
 from onnxfuse.lowering.index import IndexSpace, strides
-from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select
+from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select, load_of
 from onnxfuse.schedules.kernel import is_vector, walk
 from onnxfuse.schedules.lanes import Lanes
 
@@ -386,3 +386,49 @@ def test_interleaved_pairs_are_read_side_by_side() -> None:
     scalar = Puller(space).element(pairs, space.delinear(space.base("@L", size * 64), pairs.shape))
     offsets = {str(load.offset) for load in walk([scalar]) if isinstance(load, Load)}
     assert offsets == {"2*(@L / 2)", "2*(@L / 2) + 1"}
+
+
+def test_a_tensor_that_is_gone_is_not_taken_for_another() -> None:
+    """Tensors that nothing holds but the puller, of which the next would come to stand where the last stood."""
+    puller = Puller(IndexSpace())
+    found = [puller.element(Fill(TensorProto.FLOAT, (), number), ()) for number in range(20)]
+    assert [scalar.number for scalar in found if isinstance(scalar, Constant)] == list(range(20))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_a_window_has_around_its_operand(mapped: bool) -> None:
+    """One number that the kernel reads, whatever is inside."""
+    image, around = Input(TensorProto.INT8, (dim(5),), 0), Input(TensorProto.INT8, (), 1)
+    inside: Tensor = Map(image.dtype, image.shape, "neg", (image,)) if mapped else image
+    padded = Window(image.dtype, (dim(5), dim(3)), inside, (0,), (dim(-1),), (1,), (1,), around)
+    assert postorder((padded,))[-2:] == [around, padded]
+    space = IndexSpace()
+    scalar = Puller(space).element(padded, (space.base("@p", dim(5)), space.base("@q", dim(3))))
+    assert isinstance(scalar, Select) and scalar.condition.low == 0 and scalar.condition.high == 5
+    assert isinstance(scalar.operands[1], Load) and scalar.operands[1].input == 1
+    found = load_of(scalar)
+    assert found is None if mapped else found == (scalar.operands[0], scalar.operands[1])
+
+
+def test_what_else_is_chosen_between() -> None:
+    """Elements of two inputs, numbers of two kinds, numbers beside one condition of two, and floats."""
+    space = IndexSpace()
+    place, other_place = space.base("@p", dim(9)), space.base("@q", dim(9))
+    here, there = Condition(place, dim(0), None), Condition(other_place, None, dim(5))
+    numbers = [Constant(TensorProto.INT8, True, number) for number in (3, 4)]
+
+    def load(dtype: int, index: int, offset: Dim, *conditions: Condition) -> Load:
+        return Load(dtype, True, index, offset, conditions)
+
+    def chosen(condition: Condition, *operands: Scalar) -> Select:
+        return Select(TensorProto.INT8, True, condition, (operands[0], operands[1]))
+
+    both = load(TensorProto.INT8, 0, place, here, there)
+    padded = chosen(there, chosen(here, both, numbers[0]), numbers[0])
+    assert load_of(padded) == (both, numbers[0]) and load_of(both) == (both, None)
+    others = [
+        chosen(here, load(TensorProto.INT8, 0, place, here), load(TensorProto.INT8, 1, place)),
+        chosen(here, load(TensorProto.INT8, 0, place, here), load(TensorProto.INT8, 1, dim(0), there)),
+        chosen(there, chosen(here, both, numbers[0]), numbers[1]), chosen(here, both, numbers[0]),
+        chosen(here, load(TensorProto.FLOAT, 0, place, here), Constant(TensorProto.FLOAT, True, 3.0)), numbers[0]]
+    assert not any(map(load_of, others))

@@ -15,7 +15,10 @@ from kernel_harness import Made, arguments, check, make, random_inputs, refused,
 from numpy.typing import NDArray
 
 from onnxfuse.compiling import source_of
-from onnxfuse.ir.integers import MOST
+from onnxfuse.graph.dims import dim
+from onnxfuse.ir.integers import MOST, numbers_of
+from onnxfuse.ir.scalars import INT8, INT32, UINT8
+from onnxfuse.ir.tensors import Input, Map, Window
 from onnxfuse.runtime.compile import architectures, default_compiler
 
 TYPES = ("int8", "uint8")
@@ -78,13 +81,10 @@ def test_types_and_zero_points(left: str, right: str) -> None:
 
 
 def test_what_no_zero_points_cost() -> None:
-    """No totals, and a padded image, whose zeros a zero point would not leave, has integer products without one alone."""
+    """No totals."""
     texts = [made_of(FORMS["plain"].replace("(a, s, z)", given).replace("(b, t, u)", weights), A="int8", B="int8").kernel.source
              for given, weights in (("(a, s)", "(b, t)"), ("(a, s, z)", "(b, t)"), ("(a, s)", "(b, t, u)"))]
     assert [["row_totals = " in text, "column_totals = " in text] for text in texts] == [[False, False], [False, True], [True, False]]
-    padded = ("g (int8[2,16,8,8] a, int8[24,16,3,3] b, float s, int8 z, float t) => (float[2,24,8,8] y) "
-              "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t) y = Conv<pads = [1,1,1,1]>(x, w) }")
-    assert not is_integer(made_of(padded))
 
 
 @pytest.mark.parametrize("case", FORMS)
@@ -214,14 +214,111 @@ def test_operators_on_integers(text: str, left: str, right: str) -> None:
         check(made, inputs_of(made, sizes))
 
 
-@pytest.mark.parametrize("attributes", ["", "<pads = [1,1,1,1], strides = [2,2]>"])
-def test_convolutions(attributes: str) -> None:
-    """Whose padding is zero, as that of the numbers is where there is no zero point."""
-    size, taps = ("4", "3") if attributes else ("8", "1")
-    made = made_of(f"g (int8[2,16,8,8] a, int8[24,16,{taps},{taps}] b, float s, float[24] t) => (float[2,24,{size},{size}] y) "
-                   f"{{ x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t) y = Conv{attributes}(x, w) }}")
+IMAGES = {
+    "one pixel": ("", (9, 8), (9, 8), (1, 1)),
+    "steps": ("<strides = [2,3]>", (9, 8), (5, 3), (1, 1)),
+    "nothing around it": ("", (9, 8), (7, 6), (3, 3)),
+    "padded": ("<pads = [1,1,1,1], strides = [2,2]>", (9, 8), (5, 4), (3, 3)),
+    "padded one pixel": ("<pads = [0,2,1,0]>", (9, 8), (10, 10), (1, 1)),
+    "another padding on each side": ("<pads = [1,2,0,1], strides = [2,1], dilations = [1,2]>", (9, 8), (4, 7), (3, 3)),
+    "nothing but padding": ("<pads = [4,4,4,4], dilations = [3,1]>", (3, 2), (8, 9), (2, 2)),
+    "as many as there are": ('<auto_pad = "SAME_LOWER", strides = [2,2]>', (9, 8), (5, 4), (2, 2)),
+}
+
+
+def convolution(case: str, left: str, *, last: bool, channels: int = 16, features: int = 24, right: str = "int8",
+                points: str = "zu", end: str = "") -> Made:
+    """An image's convolution; ``last``: with channels last in image, weights and result; ``points``: which zero points
+    there are."""
+    attributes, (high, wide), (down, across), (tall, broad) = IMAGES[case]
+    image, weights, result = f"2,{channels},{high},{wide}", f"{features},{channels},{tall},{broad}", f"2,{features},{down},{across}"
+    before, behind, x, w, p = "", "", "x", "w", "p"
+    if last:
+        image, weights, result = (f"{n},{y},{z},{c}" for n, c, y, z in (each.split(",") for each in (image, weights, result)))
+        before = "c = Transpose<perm = [0,3,1,2]>(x) d = Transpose<perm = [0,3,1,2]>(w)"
+        behind, x, w, p = "p = Transpose<perm = [0,2,3,1]>(e)", "c", "d", "e"
+    kind = "int8" if "QuantizeLinear" in end else "float"
+    zero, point = (f", {name}" if name in points else "" for name in "zu")
+    return made_of(
+        f"g (A[{image}] a, B[{weights}] b, float s, A z, float[{features}] t, B[{features}] u) => ({kind}[{result}] y) "
+        f"<float o = {{0.37}}, int8 i = {{-5}}> {{ x = DequantizeLinear(a, s{zero}) w = DequantizeLinear<axis = 0>(b, t{point}) "
+        f"{before} {p} = Conv{attributes}({x}, {w}) {behind} {end or 'y = Identity(p)'} }}", A=left, B=right)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("left", TYPES)
+@pytest.mark.parametrize("case", IMAGES)
+def test_convolutions(case: str, left: str, last: bool) -> None:
+    """What is around an image means zero, which its zero point says; exact, as products are."""
+    for right, points in (("int8", "z"), ("uint8", "zu")):
+        made = convolution(case, left, last=last, right=right, points=points)
+        assert is_integer(made)
+        check(made, inputs_of(made, {}))
+
+
+def test_images_are_copied() -> None:
+    """Vectors of channels, with the zero point where an image has none; without one, what is around it is zero."""
+    for points, padded in (("z", 1), ("", 0)):
+        body = convolution("padded", "uint8", last=True, points=points).kernel.code.functions[0].body
+        assert (body.count("of::copy_async("), body.count("of::copy_padded(")) == (2 - padded, padded)
+
+
+@pytest.mark.parametrize(("channels", "features"), [(2, 9), (3, 8), (17, 33), (20, 12), (48, 40)])
+@pytest.mark.parametrize("last", [False, True])
+def test_channels(channels: int, features: int, last: bool) -> None:
+    """Those that no vector divides are read one by one; behind the sums is what there is behind those of products."""
+    made = convolution("another padding on each side", "uint8", last=last, channels=channels, features=features,
+                       end="r = Relu(p) y = QuantizeLinear(r, o, i)")
+    assert is_integer(made) and ("of::copy_padded" in made.kernel.source) == (last and channels % 16 == 0)
+    inputs = inputs_of(made, {})
+    check(made, inputs | {"s": np.float32(2.0**-9)})
+
+
+@pytest.mark.parametrize("text", [
+    "g (A[2,16,9] a, B[24,16,3] b, float s, A z, float[24] t) => (float[2,24,9] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear<axis = 0>(b, t) y = Conv<pads = [1,1]>(x, w) }",
+    "g (A[1,4,3,5,4] a, B[6,4,2,3,3] b, float s, A z, float[6] t) => (float[1,6,4,5,4] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear<axis = 0>(b, t) y = Conv<pads = [1,1,1,1,1,1]>(x, w) }",
+    "g (A[B1,16,H,W] a, B[24,16,3,3] b, float s, A z, float t, int32[24] c) => (float[B1,24,H,W] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t) f = Mul(s, t) d = DequantizeLinear(c, f) y = Conv<pads = [1,1,1,1]>(x, w, d) }",
+    "g (A[2,12,7,5] a, B[8,6,3,3] b, float s, A z, float t) => (float[2,8,7,5] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t) y = Conv<pads = [1,1,1,1], group = 2>(x, w) }",
+    "g (float[2,16,7,5] f, B[24,16,3,3] b, float s, A z, float t) => (float[2,24,7,5] y) "
+    "{ a = QuantizeLinear(f, s, z) x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t) y = Conv<pads = [1,1,1,1]>(x, w) }",
+    "g (A[2,16,7,5] a, B[24,16,3,3] b, A z, B[24] u) => (int32[2,24,7,5] y) { y = ConvInteger<pads = [1,1,1,1]>(a, b, z, u) }",
+    "g (A[2,7,5,16] a, B[24,16,3,3] b, A z, B u) => (int32[2,24,7,5] y) "
+    "{ c = Transpose<perm = [0,3,1,2]>(a) y = ConvInteger<pads = [2,0,1,1]>(c, b, z, u) }",
+    "g (A[2,16,7,5] a, B[24,16,3,3] b, float s, A z, float[24] t, B[24] u, int32[24] c, A i) => (A[2,24,4,3] y) <float o = {40.7}> "
+    "{ y = QLinearConv<pads = [1,1,1,1], strides = [2,2]>(a, s, z, b, t, u, o, i, c) }",
+], ids=["a line", "a volume", "any size, with a bias", "groups", "rounded on its way", "integers", "integers, channels last", "rounded"])
+@pytest.mark.parametrize(("left", "right"), [("uint8", "int8"), ("int8", "uint8")])
+def test_forms_of_convolutions(text: str, left: str, right: str) -> None:
+    made = made_of(text, A=left, B=right)
     assert is_integer(made)
-    check(made, inputs_of(made, {}))
+    for sizes in ({"B1": 1, "H": 1, "W": 1}, {"B1": 3, "H": 5, "W": 9}) if "B1" in text else ({},):
+        inputs = inputs_of(made, sizes)
+        if "c" in inputs:
+            inputs["c"] = np.random.default_rng(0).integers(-9999, 9999, inputs["c"].shape).astype(np.int32)
+        check(made, inputs, slack=4)
+
+
+@pytest.mark.parametrize("kind", [INT8, UINT8])
+def test_a_zero_point_of_another_type(kind: int) -> None:
+    """Stands not for what is around an image's numbers, which is of their type."""
+    image, zero = Input(INT8, (dim(9),), 0), Input(kind, (), 1)
+    less = Map(INT32, image.shape, "sub", tuple(Map(INT32, each.shape, "cast", (each,)) for each in (image, zero)))
+    found = numbers_of(Window(INT32, (dim(9), dim(3)), less, (0,), (dim(-1),), (1,), (1,)))
+    assert (found is not None) == (kind == INT8)
+    assert found is None or (isinstance(found.numbers, Window) and found.numbers.outside is found.zero is zero)
+
+
+@pytest.mark.parametrize("points", ["z", "zu"])
+def test_every_choice_of_a_convolution(points: str) -> None:
+    """Tiles of all shapes, by four warps together too, whoever of the block is first."""
+    made = convolution("another padding on each side", "uint8", last=True, channels=80, features=72, points=points)
+    assert {choice["group"] for choice in made.kernel.choices} == {1, 4}
+    for order, choice in zip(["backward", 3] * len(made.kernel.choices), made.kernel.choices, strict=False):
+        check(told(made, choice, {}), inputs_of(made, {}), orders=[order], limit=1, misalign=False)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -284,8 +381,10 @@ def test_what_has_no_kernel(text: str) -> None:
 
 @pytest.mark.parametrize("architecture", architectures())
 def test_they_compile_and_spill_nothing(architecture: int) -> None:
-    """What is planned for large products, all signs among it."""
+    """What is planned for large products and images, all signs among it."""
     for left, right in combined(TYPES, TYPES):
-        made = made_of(FORMS["k last of both" if left == right else "plain"], {"M": 4096, "N": 4096}, A=left, B=right)
-        figures = default_compiler().figures(source_of(made.kernel.source, made.kernel.plan), f"sm_{architecture}")
-        assert all(each.spilled_bytes == 0 for name, each in figures.items() if "_v" in name), figures
+        product = made_of(FORMS["k last of both" if left == right else "plain"], {"M": 4096, "N": 4096}, A=left, B=right)
+        image = convolution("another padding on each side", left, last=True, channels=256, features=256, right=right)
+        for made in (product, image):
+            figures = default_compiler().figures(source_of(made.kernel.source, made.kernel.plan), f"sm_{architecture}")
+            assert all(each.spilled_bytes == 0 for name, each in figures.items() if "_v" in name), figures

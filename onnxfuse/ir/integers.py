@@ -35,7 +35,7 @@ MOST = 2**31 - 1
 """The largest sum that is held."""
 
 Views = Permute | Reshape | Expand | Slice | Window
-"""Tensors of the same elements at other places, those of windows among zeros."""
+"""Tensors of the same elements at other places, those of windows with something around them."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,19 @@ def _difference(tensor: Tensor, dtype: int) -> Numbers | None:
 
 
 def _seen(found: Numbers, views: Sequence[Views]) -> Numbers | None:
-    """Numbers through views; what windows have around them is zero, and so must their zero point be."""
+    """Numbers through views; what windows have around them means zero, which the numbers' zero point does."""
     numbers, zero = found.numbers, found.zero
     for view in reversed(views):
         if zero is not None:
-            zero = None if isinstance(view, Window) else _through(view, zero)
+            zero = _through(view, zero)
             if zero is None:
                 return None
-        numbers = replace(view, dtype=numbers.dtype, operand=numbers)
+        if isinstance(view, Window) and zero is not None:
+            if zero.dtype != numbers.dtype:
+                return None
+            numbers = replace(view, dtype=numbers.dtype, operand=numbers, outside=zero)
+        else:
+            numbers = replace(view, dtype=numbers.dtype, operand=numbers)
     return Numbers(numbers, zero)
 
 

@@ -188,7 +188,8 @@ class Window(Tensor):
     """A window that slides over ``axes`` of the operand, as a view ("im2col") that nobody need write out.
 
     Each of these axes becomes two, the place of the window and the place in it: (p, q) reads the operand at
-    ``starts + p * strides + q * dilations``.  What lies before or behind the operand is zero.
+    ``starts + p * strides + q * dilations``.  What lies before or behind the operand is zero, or ``outside``, one
+    number of its type.
     """
 
     operand: Tensor
@@ -196,9 +197,11 @@ class Window(Tensor):
     starts: tuple[Dim, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
+    outside: Tensor | None = None
 
     def __post_init__(self) -> None:
         count = len(self.axes)
+        self._require(self.outside is None or (self.outside.rank, self.outside.dtype) == (0, self.dtype))
         self._require(
             self.rank == self.operand.rank + count, list(self.axes) == sorted(set(self.axes)),
             all(0 <= axis < self.operand.rank for axis in self.axes),
@@ -347,6 +350,8 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
+        case Window() if tensor.outside is not None:
+            return (tensor.operand, tensor.outside)
         case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window() | Pool():
             return (tensor.operand,)
     return ()

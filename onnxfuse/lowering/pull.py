@@ -180,7 +180,8 @@ class Puller:
         Raises:
             Unlowerable: a reduction does not fit the row structure, or a contraction is met.
         """
-        key = (id(tensor), at, conditions)
+        # Tensors are told apart by identity: as keys they stay, so that no other one comes to have it.
+        key = (tensor, at, conditions)
         if key not in self._memory:
             self._memory[key] = self._pull(tensor, at, conditions)
         return self._memory[key]
@@ -383,11 +384,12 @@ class Puller:
                 inside += self._inside(index, size)
             moved.append(index)
         value = self.element(tensor.operand, tuple(moved), (*conditions, *inside))
-        if isinstance(value, Load):
+        if tensor.outside is None and isinstance(value, Load):
             return value  # which is zero where it is not made
-        zero = self._share(Constant(tensor.dtype, True, like(0, tensor).number))
+        other = self._share(Constant(tensor.dtype, True, like(0, tensor).number)) if tensor.outside is None else (
+            self.element(tensor.outside, ()))
         for condition in inside:
-            value = self._share(Select(tensor.dtype, value.exact, condition, (value, zero)))
+            value = self._share(Select(tensor.dtype, value.exact and other.exact, condition, (value, other)))
         return value
 
     def _inside(self, index: Dim, size: Dim) -> list[Condition]:
@@ -445,6 +447,23 @@ def _key(name: str, content: object) -> object:
         return id(content)
     # True == 1 == 1.0 as a key, but not as a number in a text.
     return (type(content), repr(content)) if name == "number" else content
+
+
+def load_of(scalar: Scalar) -> tuple[Load, Scalar | None] | None:
+    """An element of an input as its load, and the one number that stands where that is not made, None where it is zero:
+    of 8-bit numbers a padded image may have another one around it.  None of any other expression."""
+    chosen, other = set[Condition](), None
+    while isinstance(scalar, Select):
+        chosen.add(scalar.condition)
+        scalar, beside = scalar.operands
+        if other not in (None, beside):
+            return None
+        other = beside
+    if not isinstance(scalar, Load) or other is None:
+        return (scalar, None) if isinstance(scalar, Load) else None
+    alone = isinstance(other, Constant) or (
+        isinstance(other, Load) and other.offset.value is not None and not other.conditions)
+    return (scalar, other) if alone and chosen == set(scalar.conditions) and TYPES[scalar.dtype].size == 1 else None
 
 
 def children(scalar: Scalar) -> tuple[Scalar, ...]:

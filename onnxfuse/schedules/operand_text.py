@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.lowering.pull import Load, Scalar, load_of
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
@@ -30,6 +30,12 @@ def source(writer: Writer, scalar: Scalar, inside: str) -> tuple[str, str]:
 
 
 def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
-    """Lines that copy such a vector, and zeros elsewhere, while the threads go on."""
-    address, allowed = source(writer, scalar, inside)
-    return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+    """Lines that copy such a vector while the threads go on, and zeros elsewhere, or what a padded image has there."""
+    found = load_of(scalar)
+    assert found is not None
+    load, outside = found
+    address, allowed = source(writer, load, inside)
+    if outside is None:
+        return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+    number = writer.scalar(outside)
+    return [*writer.upto(Scope.VECTOR), f"of::copy_padded(to, {address}, {allowed}, {inside}, {number});"]

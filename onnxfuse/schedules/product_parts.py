@@ -14,7 +14,7 @@ from onnxfuse.ir.integers import Numbers, numbers_of
 from onnxfuse.ir.tensors import Contract, Expand, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Load, Puller, Scalar
+from onnxfuse.lowering.pull import Puller, Scalar, load_of
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, sources, targets, vector_guards, vector_loads
 from onnxfuse.schedules.lanes import Lanes
@@ -211,7 +211,7 @@ def side_along(
     lanes.rely_on_loads(moving)
     if not divides(lanes, planned):
         return None
-    return Side(scalar, loop, lanes.element != "@k", lanes, lanes.width, isinstance(scalar, Load))
+    return Side(scalar, loop, lanes.element != "@k", lanes, lanes.width, load_of(scalar) is not None)
 
 
 def single(parts: ProductParts, scalar: Scalar, loop: str) -> Side:

@@ -111,6 +111,16 @@ __device__ __forceinline__ void load_lines(unsigned (&fours)[4], const void* til
   load_matrices<false>(fours, reinterpret_cast<const unsigned short*>(static_cast<const unsigned char*>(tile) + own));
 }
 
+// 16 numbers as of::copy_async; what has no place in a padded image, but in what is summed over, is the number around it.
+template <typename T>
+__device__ __forceinline__ void copy_padded(T* to, const T* from, bool some, bool summed, T number) {
+  if (some || !summed) return copy_async(to, from, some);
+  Vector<unsigned, 4> words;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) words.at[word] = (unsigned char)number * 0x01010101u;
+  store(reinterpret_cast<unsigned*>(to), words);
+}
+
 // Sums of a warp's rows and columns: of the products, and of each operand's elements where these are asked for.
 template <int rows16, int columns8> struct ByteSums {
   int of[rows16][columns8][4];
