@@ -19,6 +19,7 @@ from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
 from onnxfuse.operators import load_graph
+from onnxfuse.operators.classes import is_convolution
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost
 from onnxfuse.planning.cost import STREAMING, CostModel
@@ -261,7 +262,7 @@ def _with_weights(form: Form, plan: Plan) -> Form:
 def _may_lie_otherwise(plan: Plan) -> bool:
     """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
     are looked at only where something was measured."""
-    return any(node.op == "Conv" for region in plan.with_products for node in region.view)
+    return any(is_convolution(node) for region in plan.with_products for node in region.view)
 
 
 def _results(plan: Plan) -> set[str]:

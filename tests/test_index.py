@@ -21,8 +21,8 @@ from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.contractions import Slide, window
 from onnxfuse.ir.tensors import Concat, Expand, Fill, Input, Map, Permute, Reshape, Slice, Tensor, Window, postorder
 from onnxfuse.lowering.index import IndexSpace, strides
-from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select, load_of
-from onnxfuse.schedules.kernel import is_vector, walk
+from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select
+from onnxfuse.schedules.kernel import is_vector, load_of, walk
 from onnxfuse.schedules.lanes import Lanes
 
 Numbers = NDArray[np.int64]

@@ -11,12 +11,22 @@ too; the first half of it is computed once, when a session is created.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, lowering_of
-from onnxfuse.operators.classes import FLOAT, TYPES, is_narrow, slides
+from onnxfuse.operators.classes import (
+    FLOAT,
+    INT8,
+    TYPES,
+    UINT8,
+    is_convolution,
+    is_narrow,
+    multiplied,
+    quantised,
+    slides,
+)
 from onnxfuse.operators.record import operator_of
 
 STAGE = "layouts"
@@ -52,14 +62,13 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
     found = []
     for name in {**around, **_weights(convolutions)}:
         value = graph.values.get(name)
-        if value is None or value.rank is None or value.is_output or value.inner or any(
-                reader.has_subgraph for reader in value.consumers):
+        if value is None or value.rank is None or not _may_have_pair(value) or _lies_as_numbers(value, around):
             continue
         groups: dict[Node, list[str]] = {}
         for reader in value.consumers:
             first = next((each.name for each in reader.outputs if each is not None), "")
             groups.setdefault(holder.get(reader, reader), []).append(first)
-        if not groups or (name in around and _goes_on(list(groups), around)):
+        if not groups or (name in around and _goes_on(value, around, holder)):
             continue
         # What no fused node may hold the runtime alone reads.
         if any(lowering_of(node) is not None for node in groups):
@@ -68,14 +77,25 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
     return tuple(sorted(found, key=lambda each: order[each.value]))
 
 
+def _may_have_pair(value: Value) -> bool:
+    """Whether a pair may stand behind a value: nobody outside of its graph knows it."""
+    return not value.is_output and not value.inner and not any(reader.has_subgraph for reader in value.consumers)
+
+
+def _lies_as_numbers(value: Value, around: Mapping[str, Value]) -> bool:
+    """Whether a value is dequantised, and its pair stands before that: kernels read and write the numbers."""
+    numbers = quantised(value)
+    return numbers is not None and numbers.name in around and _may_have_pair(numbers)
+
+
 def _is_read_so(node: Node) -> bool:
     """Whether kernels read a convolution's operand best with its channels last: whole vectors of them."""
-    if node.op != "Conv" or node.domain or node.broken or slides(node) or len(node.inputs) < 2:
+    if not is_convolution(node) or node.broken or slides(node):
         return False
-    weights = node.inputs[1]
+    _, weights = multiplied(node)
     if weights is None or weights.shape is None or len(weights.shape) <= 2:
         return False
-    return (is_narrow(weights) or weights.dtype == FLOAT) and _in_vectors(weights)
+    return (is_narrow(weights) or weights.dtype in (FLOAT, INT8, UINT8)) and _in_vectors(weights)
 
 
 def _around(convolutions: Iterable[Node]) -> dict[str, Value]:
@@ -122,14 +142,22 @@ def _computes(node: Node) -> bool:
 
 
 def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
-    """By name, the constant weights of convolutions over more than one pixel; those of others lie so already."""
-    return {weights.name: weights for node in convolutions if (weights := node.inputs[1]) is not None
-            and weights.is_constant and any(size != 1 for size in (weights.shape or ())[2:])}
+    """By name, the constant weights of convolutions over more than one pixel, or the numbers that they are dequantised
+    from; those of others lie so already."""
+    read = (multiplied(node)[1] for node in convolutions)
+    kept = (quantised(weights) or weights for weights in read)
+    return {weights.name: weights for weights in kept if weights is not None and weights.is_constant
+            and _in_vectors(weights) and any(size != 1 for size in (weights.shape or ())[2:])}
 
 
-def _goes_on(readers: Sequence[Node], around: Mapping[str, Value]) -> bool:
-    """Whether one node reads a value, and computes on it alone: a region that ends before it may as well end after."""
-    (first, *others) = readers
-    if others or first.op in KEEPS or not _computes(first):
+def _goes_on(value: Value, around: Mapping[str, Value], holder: Mapping[Node, Node]) -> bool:
+    """Whether one node reads a value, and computes on it alone: a region that ends before it may as well end after, but
+    for numbers that are dequantised, which whoever reads them reads as they are."""
+    readers = {holder.get(reader, reader) for reader in value.consumers}
+    first = next(iter(readers), None)
+    if first is None or len(readers) > 1 or first.op in KEEPS or not _computes(first):
+        return first is None
+    result = first.outputs[0]
+    if result is not None and quantised(result) is not None and not _goes_on(result, around, holder):
         return False
-    return sum(value is not None and value.name in around for value in first.inputs) < 2
+    return sum(each is not None and each.name in around for each in first.inputs) < 2

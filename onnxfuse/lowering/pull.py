@@ -449,23 +449,6 @@ def _key(name: str, content: object) -> object:
     return (type(content), repr(content)) if name == "number" else content
 
 
-def load_of(scalar: Scalar) -> tuple[Load, Scalar | None] | None:
-    """An element of an input as its load, and the one number that stands where that is not made, None where it is zero:
-    of 8-bit numbers a padded image may have another one around it.  None of any other expression."""
-    chosen, other = set[Condition](), None
-    while isinstance(scalar, Select):
-        chosen.add(scalar.condition)
-        scalar, beside = scalar.operands
-        if other not in (None, beside):
-            return None
-        other = beside
-    if not isinstance(scalar, Load) or other is None:
-        return (scalar, None) if isinstance(scalar, Load) else None
-    alone = isinstance(other, Constant) or (
-        isinstance(other, Load) and other.offset.value is not None and not other.conditions)
-    return (scalar, other) if alone and chosen == set(scalar.conditions) and TYPES[scalar.dtype].size == 1 else None
-
-
 def children(scalar: Scalar) -> tuple[Scalar, ...]:
     """The expressions that an expression is made of."""
     match scalar:

@@ -6,8 +6,10 @@ import numpy as np
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import FLOAT as FLOAT
+from onnxfuse.ir.scalars import INT8 as INT8
 from onnxfuse.ir.scalars import NARROW as NARROW
 from onnxfuse.ir.scalars import TYPES as TYPES
+from onnxfuse.ir.scalars import UINT8 as UINT8
 from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
 
 
@@ -50,6 +52,31 @@ def in_training(node: Node) -> bool:
 def is_narrow(value: Value | None) -> bool:
     """Whether a value is of 16-bit floats."""
     return value is not None and value.dtype in NARROW
+
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+"""Operators that give quantised numbers and take them."""
+
+_BEHIND_PARAMETERS = frozenset({"QLinearConv", "QLinearMatMul"})
+"""Products whose second operand stands behind scale and zero point of the first."""
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution, of floats or of integers."""
+    return not node.domain and node.op in ("Conv", "ConvInteger", "QLinearConv")
+
+
+def multiplied(node: Node) -> tuple[Value | None, Value | None]:
+    """The operands that a product or a convolution multiplies, an image before its weights."""
+    second = 3 if node.op in _BEHIND_PARAMETERS else 1
+    return node.inputs[0] if node.inputs else None, node.inputs[second] if len(node.inputs) > second else None
+
+
+def quantised(value: Value | None) -> Value | None:
+    """The 8-bit numbers that a DequantizeLinear makes a value of; None where none does."""
+    node = None if value is None else value.producer
+    numbers = node.inputs[0] if node is not None and node.op == DEQUANTIZE and node.inputs else None
+    return numbers if numbers is not None and numbers.dtype in (INT8, UINT8) else None
 
 
 def slides(node: Node) -> bool:

@@ -10,11 +10,11 @@ from itertools import takewhile
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import classify
-from onnxfuse.operators.classes import moves_innermost
+from onnxfuse.operators.classes import QUANTIZE, moves_innermost, multiplied, quantised
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, is_scale, listed, measured_cost, stays
-from onnxfuse.planning.dequantised import QUANTIZE, dequantising
+from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -36,12 +36,13 @@ class Beside:
         ``numbers``: whether what dequantises all operands has to be, where it can."""
         self.products, self.graph, self.facts, self.transposes = products, graph, facts, transposes
         self.dequantising = self._dequantising() if numbers else frozenset[Node]()
-        self.core = self._core() | more | self.dequantising
+        self.core = self._core() | more
 
     def _core(self) -> Members:
-        """The products with what takes their operands back that lie another way."""
-        own = set(self.products)
-        return frozenset(own.union(*(self._returned(product.inputs[:2], own) for product in self.products)))
+        """The products with what dequantises their operands, and what takes such back that lie another way."""
+        own = {*self.products, *self.dequantising}
+        read = (*map(multiplied, self.products), *(node.inputs[:1] for node in self.dequantising))
+        return frozenset(own.union(*(self._returned(values, own) for values in read)))
 
     def _dequantising(self) -> Members:
         """The nodes that dequantise all operands, and that nothing but them and the products reads."""
@@ -62,6 +63,12 @@ class Beside:
         return {node for node in producers - members if node in self.facts and node is not None
                 and self.transposes and self.facts[node].returns}
 
+    def _dequantised(self, node: Node, members: set[Node]) -> set[Node]:
+        """What dequantises operands of a node behind the products for a region alone: it reads the numbers."""
+        values = [value for value in node.inputs if self.transposes and quantised(value) is not None]
+        found = {value.producer for value in values if value is not None and stays(value, members)}
+        return {each for each in found - members if each in self.facts and each is not None}
+
     def behind(self) -> Iterator[Members]:
         """The products with what is computed of their results, from the most on, where one value comes of it."""
         return reversed([members for members, _ in self._behind()])
@@ -81,9 +88,11 @@ class Beside:
         return [steps[computed - 1][0]] if len(value.consumers) > 1 else []
 
     def rounded(self) -> list[Members]:
-        """The products with what is computed of their results as far as to the last that is quantised: whoever reads
-        that takes it as it is."""
-        return [members for members, node in self._behind() if node.op == QUANTIZE][-1:]
+        """The products with what is computed of their results as far as to the last that is quantised, laid out as
+        those want it who read it: they take it as it is."""
+        steps = list(self._behind())
+        ends = [place for place, (_, node) in enumerate(steps) if node.op == QUANTIZE][-1:]
+        return [steps[place + (place + 1 < len(steps) and self.facts[steps[place + 1][1]].leaves)][0] for place in ends]
 
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
@@ -109,13 +118,15 @@ class Beside:
         """From the least on; with the last node that came in."""
         members = set(self.core)
         result = self.products[0].outputs[0]
-        while len(members) <= MOST_BESIDE:
+        while len(members) - len(self.core) < MOST_BESIDE:
             readers = ordered({reader for value in escaping(members) for reader in value.consumers} - members)
             node = next((each for each in readers if self._admits(each, result)), None)
             if node is None:
                 return
             members.add(node)
-            members |= self._returned(node.inputs, members)
+            numbers = self._dequantised(node, members)
+            members |= numbers
+            members |= self._returned((*node.inputs, *(each.inputs[0] for each in numbers)), members)
             # Where one value leaves, no path leads back to what it does not come of.
             if len(escaping(members)) == 1 and (self.transposes or not self.facts[node].view) and (
                     not self.facts[node].returns):
@@ -124,7 +135,7 @@ class Beside:
     def before(self, members: Members) -> Members:
         """A region with what is computed of the products' operands and read by nobody else."""
         more = set(self.core)
-        for operand in dict.fromkeys(node.inputs[place] for node in self.products for place in self._operands):
+        for operand in dict.fromkeys(value for node in self.products for value in multiplied(node)[:self._operands]):
             waiting = [operand]
             while waiting and len(more) <= MOST_BESIDE:
                 value = waiting.pop()
@@ -137,8 +148,8 @@ class Beside:
         return members | more
 
     @property
-    def _operands(self) -> tuple[int, ...]:
-        return (0, 1) if self.transposes else (0,)
+    def _operands(self) -> int:
+        return 2 if self.transposes else 1
 
     def _admits(self, node: Node, like: Value | None, *, before: bool = False) -> bool:
         """Whether a node computes as many elements as there are of a value, each of those at its place."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators.classes import QUANTIZE
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.dequantised import QUANTIZE
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.ir.scalars import INT8, UINT8
 from onnxfuse.operators import OperatorClass, classify
-
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-"""Operators that give quantised numbers and take them."""
+from onnxfuse.operators.classes import DEQUANTIZE, multiplied, quantised
 
 
 def dequantising(products: Sequence[Node], graph: Graph, admits: Callable[[Value], bool]) -> frozenset[Node]:
-    """The nodes that dequantise all operands of some products, with the views behind that; none where one operand is
-    something else.  ``admits``: whether who made a value may be among them."""
+    """The nodes that dequantise all operands of some products, with the views behind that, and their biases; none where
+    one operand is something else.  ``admits``: whether who made a value may be among them."""
     found: set[Node] = set()
-    for value in dict.fromkeys(node.inputs[place] for node in products for place in (0, 1)):
+    for value in dict.fromkeys(value for node in products for value in multiplied(node)):
         chain = _chain(value, graph, admits)
         if not chain:
             return frozenset()
         found.update(chain)
+    biases = (value for node in products if len(node.inputs) > 2 for value in node.inputs[2:3])
+    found.update(node for value in biases if value is not None and (node := value.producer) is not None
+                 and node.op == DEQUANTIZE and admits(value))
     return frozenset(found)
 
 
@@ -30,9 +30,9 @@ def _chain(value: Value | None, graph: Graph, admits: Callable[[Value], bool]) -
     while value is not None and value.producer is not None and admits(value):
         node = value.producer
         chain.append(node)
-        value = node.inputs[0]
         if node.op == DEQUANTIZE:
-            return chain if value is not None and value.dtype in (INT8, UINT8) else []
+            return chain if quantised(value) is not None else []
         if classify(node, graph) is not OperatorClass.VIEW:
             return []
+        value = node.inputs[0]
     return []

@@ -20,7 +20,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_narrow, slides
+from onnxfuse.operators.classes import is_narrow, multiplied, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
@@ -93,7 +93,7 @@ def _offer_integers(products: list[Node], pool: CandidatePool, context: Context)
 
 def _is_held(node: Node) -> bool:
     """Whether kernels multiply operands of a product's types."""
-    operands = node.inputs[:4:3] if node.op == "QLinearMatMul" else node.inputs[:2]
+    operands = multiplied(node)
     kinds = {None if value is None else value.dtype for value in operands}
     return kinds <= {INT8, UINT8} or all(map(is_narrow, operands)) or kinds == {FLOAT}
 

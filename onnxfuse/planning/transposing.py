@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import INT8, UINT8
-from onnxfuse.planning.dequantised import DEQUANTIZE
+from onnxfuse.operators.classes import DEQUANTIZE
 
 LEAST = 16
 """Sizes that weights are a multiple of: no vector of 8-bit numbers is shorter."""

@@ -13,7 +13,7 @@ from onnxfuse.ir.scalars import BOOL, TYPES
 from onnxfuse.ir.tensors import Contract, Input, Pool, Reduce, Reshape, Scan
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Situation, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Load, Puller, Scalar, children
+from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select, children
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes
@@ -202,6 +202,23 @@ def walk(roots: Iterable[Scalar]) -> list[Scalar]:
             seen[scalar] = None
             stack += children(scalar)
     return list(seen)
+
+
+def load_of(scalar: Scalar) -> tuple[Load, Scalar | None] | None:
+    """An element of an input as its load, and the one number that stands where that is not made, None where it is zero:
+    of 8-bit numbers a padded image may have another one around it.  None of any other expression."""
+    chosen, other = set[Condition](), None
+    while isinstance(scalar, Select):
+        chosen.add(scalar.condition)
+        scalar, beside = scalar.operands
+        if other not in (None, beside):
+            return None
+        other = beside
+    if not isinstance(scalar, Load) or other is None:
+        return (scalar, None) if isinstance(scalar, Load) else None
+    alone = isinstance(other, Constant) or (
+        isinstance(other, Load) and other.offset.value is not None and not other.conditions)
+    return (scalar, other) if alone and chosen == set(scalar.conditions) and TYPES[scalar.dtype].size == 1 else None
 
 
 def moving_loads(roots: Iterable[Scalar], lanes: Lanes) -> list[Load]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onnxfuse.lowering.pull import Load, Scalar, load_of
+from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.schedules.kernel import load_of
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 

@@ -14,9 +14,18 @@ from onnxfuse.ir.integers import Numbers, numbers_of
 from onnxfuse.ir.tensors import Contract, Expand, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Puller, Scalar, load_of
+from onnxfuse.lowering.pull import Puller, Scalar
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, sources, targets, vector_guards, vector_loads
+from onnxfuse.schedules.kernel import (
+    divides,
+    is_vector,
+    load_of,
+    moving_loads,
+    sources,
+    targets,
+    vector_guards,
+    vector_loads,
+)
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.multiplied import Multiplied, unmultiplied

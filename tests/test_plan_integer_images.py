@@ -1,0 +1,135 @@
+"""Quantised convolutions in the planner: what dequantises and quantises comes in, and int8 goes between, channels
+last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from emulated import EmulatedRunner, FaultyRunner
+from onnx import TensorProto
+from quantized_layers import Images, measured, operators, planned
+
+from onnxfuse.optimised import Optimised
+from onnxfuse.region import Region
+from onnxfuse.rewriting import layout_record, unfuse
+from onnxfuse.verifying import verify
+
+pytestmark = pytest.mark.usefixtures("few_ways")
+
+DIMS = {"rows": 2}
+BEFORE = ["DequantizeLinear", "DequantizeLinear", "DequantizeLinear"]
+
+
+def chain(kind: type = np.float32, channels: int = 48) -> onnx.ModelProto:
+    """Convolutions one after the other, by pixels with their neighbours and by single ones."""
+    images = Images(kind)
+    one = images.node("Relu", images.convolution(images.rounded("x"), 32, channels, strides=[2, 1]))
+    two = images.node("Relu", images.convolution(images.rounded(one), channels, channels))
+    return images.images(images.node("Relu", images.convolution(images.rounded(two), channels, 32, 1)))
+
+
+def residual(kind: type = np.float32) -> onnx.ModelProto:
+    """A block of a network, around which its operand goes too."""
+    images = Images(kind)
+    first = images.node("Relu", images.convolution(images.rounded("x"), 32, 32))
+    own, beside = images.rounded_for(first, 2)
+    inner = images.node("Relu", images.convolution(own, 32, 64, 1))
+    (last,) = images.rounded_for(images.convolution(images.rounded(inner), 64, 32), 1)
+    block = images.node("Relu", images.node("Add", last, beside))
+    return images.images(images.convolution(images.rounded(block), 32, 32, 1))
+
+
+def on_integers(op: str) -> onnx.ModelProto:
+    """Operators whose operands are integers."""
+    images = Images(np.float32)
+    step = images.constant(np.array(2.0**-5, np.float32)), images.constant(np.array(3, np.uint8))
+    weights = images.constant(images.random.integers(-99, 99, (48, 32, 3, 3)).astype(np.int8))
+    scales = images.constant(np.exp2(images.random.integers(-11, -8, 48)).astype(np.float32))
+    zero = images.constant(np.zeros(48, np.int8))
+    bias = images.constant(images.random.integers(-999, 999, 48).astype(np.int32))
+    numbers = images.node("QuantizeLinear", "x", *step)
+    if op == "QLinearConv":
+        numbers = images.node(op, numbers, *step, weights, scales, zero, *step, bias, pads=[1, 1, 1, 1])
+        return images.images(images.node("Relu", images.node("DequantizeLinear", numbers, *step)))
+    sums = images.node("Cast", images.node(op, numbers, weights, step[1], pads=[1, 1, 1, 1]), to=TensorProto.FLOAT)
+    return images.images(images.node("Relu", images.node("Mul", sums, images.constant(np.array(0.125, np.float32)))))
+
+
+def products(made: Optimised) -> list[Region]:
+    return [region for region in made.plan.fusions if region.rule == "products"]
+
+
+def check(made: Optimised) -> None:
+    result = verify(made, EmulatedRunner())
+    assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
+
+
+def test_what_comes_in() -> None:
+    """Images and weights lie channels-last as numbers, not as what these are dequantised to."""
+    made = planned(chain(), dims=DIMS, eager=True)
+    found = operators(made, chosen=False)
+    before = ["Transpose", "DequantizeLinear", "Transpose", "DequantizeLinear", "DequantizeLinear"]
+    inner = [*before, "Conv", "Relu", "QuantizeLinear", "Transpose"]
+    pixels = ["Transpose", *BEFORE, "Conv", "Relu"]
+    assert sum(each == (inner, True) for each in found) == 2 and (pixels, True) in found
+    record = layout_record(made.model)
+    assert record is not None
+    # Of those of a convolution by single pixels the weights lie so already.
+    types = [made.graph.values[each.value].dtype for each in record.laid]
+    assert types == [TensorProto.INT8] * 5
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("model", "kind"), [(chain, np.float32), (chain, np.float16), (residual, np.float32)])
+def test_what_was_measured_faster_is_taken(
+    model: Callable[[type], onnx.ModelProto], kind: type, last: bool, tmp_path: Path
+) -> None:
+    """All convolutions, with numbers between them, channels last where what reads them so is faster; right, and gone
+    again."""
+    source = model(kind)
+    made = measured(source, tmp_path / "measurements.sqlite", 10.0 if last else 30.0, dims=DIMS)
+    assert (layout_record(made.model) is not None) == last
+    regions = products(made)
+    count = sum(node.op_type == "Conv" for node in source.graph.node)
+    assert sum(node.op == "Conv" for region in regions for node in region.nodes) == count
+    assert all(integers for _, integers in operators(made, chosen=True))
+    read = {value.name for region in regions for value in region.tensors}
+    written = [value for region in regions for value in region.outputs if value.name in read]
+    assert [value.dtype for value in written] == [TensorProto.INT8] * (count - 1)
+    check(made)
+    assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in source.graph.node]
+
+
+def test_what_goes_around_a_block_is_read_as_numbers(tmp_path: Path) -> None:
+    made = measured(residual(), tmp_path / "measurements.sqlite", 10.0, dims=DIMS)
+    (around,) = (region for region in products(made) if any(node.op == "Add" for node in region.nodes))
+    assert sum(value.rank == 4 and value.dtype == TensorProto.INT8 for value in around.tensors) == 3
+    assert [node.op for node in around.nodes][-2:] == ["QuantizeLinear", "Transpose"]
+
+
+def test_channels_that_no_vector_divides(tmp_path: Path) -> None:
+    """Are multiplied as integers all the same; what is dequantised of them lies as before."""
+    made = measured(chain(channels=24), tmp_path / "measurements.sqlite", dims=DIMS)
+    assert products(made) and all(integers for _, integers in operators(made, chosen=True))
+    check(made)
+
+
+@pytest.mark.parametrize("op", ["QLinearConv", "ConvInteger"])
+def test_operators_on_integers_come_in_too(op: str, tmp_path: Path) -> None:
+    """Their images channels last too, whatever the session says of TF32."""
+    source = on_integers(op)
+    offered = operators(planned(source, dims=DIMS, eager=True), chosen=False)
+    assert any(integers and names[:3] == ["Transpose", "Transpose", op] for names, integers in offered)
+    made = measured(source, tmp_path / "measurements.sqlite", dims=DIMS, provider_options={"use_tf32": "0"})
+    ((names, integers),) = operators(made, chosen=True)
+    assert integers and op in names and names[-1] == "Relu"
+    check(made)
+
+
+def test_a_faulty_kernel_is_found(tmp_path: Path) -> None:
+    made = measured(chain(), tmp_path / "measurements.sqlite", 10.0, dims=DIMS)
+    assert "failed" in {each.verdict for each in verify(made, FaultyRunner()).nodes}
