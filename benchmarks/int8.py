@@ -1,13 +1,16 @@
-"""Linear layers of quantised transformers: products of 8-bit integers, beside those of float16 of the same sizes, the
-runtime's own QuantizeLinear and DequantizeLinear nodes, and the least that either could take.
+"""Linear layers of quantised transformers and convolutions of quantised networks: products of 8-bit integers, beside
+those of float16 of the same sizes, the runtime's own QuantizeLinear and DequantizeLinear nodes, and the least that
+either could take.
 
-    python benchmarks/int8.py [--cases bert,llama] [--target GPU] [--dry-run]
+    python benchmarks/int8.py [--cases bert,llama,resnet] [--target GPU] [--dry-run]
 
 Weights lie as a Gemm with ``transB`` has them, and as those of a MatMul are laid out that are constants; some lie as
 MatMul has them, which only weights do that are computed.  Activations have a zero point or none.  Results are float16,
-or int8 for the next layer behind bias and ReLU.  float16 is the same without rounding, from the same checkout, in its
-quickest way too.  The floor is that of the bytes, or of the operations at the data sheet's rate.  Passes where int8
-takes less time than float16 in every case of the former weights.  ``--dry-run`` names the ways and times nothing.
+or int8 for the next layer behind bias and ReLU.  Images of convolutions, those of ResNet-50, lie channels-last, and so
+do weights and results, which are int8 behind bias and ReLU.  float16 is the same without rounding, from the same
+checkout, in its quickest way too.  The floor is that of the bytes, or of the operations at the data sheet's rate.
+Passes where int8 takes less time than float16 in every case of the former weights.  ``--dry-run`` names the ways and
+times nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import click
 from common import apart, environment, measured_on, table
 from region_times import RegionResult, chosen, conclude, figure, graph, options, timed
 
+from onnxfuse.folding import LAYOUTS
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.schedules.product import Product
@@ -34,7 +38,8 @@ OPSET = 19
 class LayerCase:
     """A layer of ``rows`` by ``columns`` over ``depth``; ``last``: whether what is summed over is last in the weights,
     as those that are constants are laid out; ``zero``: whether activations have a zero point; ``rounded``: whether it
-    writes int8, behind bias and ReLU; ``kind``: "int8", or "float16" for the same without quantised numbers."""
+    writes int8, behind bias and ReLU; ``kind``: "int8", or "float16" for the same without quantised numbers.  With a
+    ``side`` a convolution of ``rows`` images of as many pixels each way, by a ``window`` and a ``stride``."""
 
     name: str
     rows: int
@@ -44,10 +49,36 @@ class LayerCase:
     zero: bool = False
     rounded: bool = False
     kind: str = "int8"
+    side: int = 0
+    window: int = 1
+    stride: int = 1
 
     @property
     def text(self) -> str:
         """The graph."""
+        return self._convolution if self.side else self._layer
+
+    @property
+    def _convolution(self) -> str:
+        """Channels last, with bias and ReLU."""
+        m, n, k, side, window, after = self.rows, self.columns, self.depth, self.side, self.window, self.after
+        image, result = f"[{m},{side},{side},{k}]", f"[{m},{after},{after},{n}]"
+        weights = f"[{n},{window},{window},{k}]"
+        pads = ",".join([str(window // 2)] * 4)
+        conv = f"p = Conv<pads = [{pads}], strides = [{self.stride},{self.stride}]>(x, w, c) r = Relu(p)"
+        first, last = "Transpose<perm = [0,3,1,2]>", "Transpose<perm = [0,2,3,1]>"
+        if self.kind == "float16":
+            return (f"(float16{image} a, float16{weights} b, float16[{n}] c) => (float16{result} y) "
+                    f"{{ x = {first}(a) w = {first}(b) {conv} y = {last}(r) }}")
+        zero, point = (", int8 z", ", z") if self.zero else ("", "")
+        return (f"(int8{image} a, int8{weights} b, float16 s{zero}, float16[{n}] t, float16[{n}] c, float16 o, int8 f) "
+                f"=> (int8{result} y) {{ i = {first}(a) x = DequantizeLinear(i, s{point}) "
+                f"j = {first}(b) w = DequantizeLinear<axis = 0>(j, t) {conv} q = QuantizeLinear(r, o, f) "
+                f"y = {last}(q) }}")
+
+    @property
+    def _layer(self) -> str:
+        """Of matrices."""
         m, n, k = self.rows, self.columns, self.depth
         weights = f"[{n},{k}] b" if self.last else f"[{k},{n}] b"
         product = "p = Gemm<transB = 1>(x, w)" if self.last else "p = MatMul(x, w)"
@@ -65,15 +96,21 @@ class LayerCase:
                 f"{product} {end} {last} }}")
 
     @property
+    def after(self) -> int:
+        """Pixels of a convolution's result each way."""
+        return -(-self.side // self.stride)
+
+    @property
     def operations(self) -> int:
         """Products and sums."""
-        return 2 * self.rows * self.columns * self.depth
+        return 2 * self.rows * max(self.after, 1)**2 * self.columns * self.depth * self.window**2
 
     def floor(self, profile: Profile) -> float:
         """The least microseconds that it can take on a GPU."""
         size = 1 if self.kind == "int8" else 2
         out = 1 if self.kind == "int8" and self.rounded else 2
-        moved = size * self.depth * (self.rows + self.columns) + out * self.rows * self.columns
+        read = self.depth * (self.rows * max(self.side, 1)**2 + self.columns * self.window**2)
+        moved = size * read + out * self.rows * max(self.after, 1)**2 * self.columns
         peak = profile.peaks.int8_matrix if self.kind == "int8" else profile.peaks.float16_matrix
         return 1e6 * max(moved / profile.bandwidth, self.operations / (peak * 1e12))
 
@@ -90,8 +127,21 @@ PLAIN = (
     *_layers("vit 32", 6304, BERT), *_layers("llama 16", 16, LLAMA), *_layers("llama 512", 512, LLAMA),
     *_layers("llama 2048", 2048, LLAMA), LayerCase("large", 8192, 8192, 8192))
 
+RESNET = (
+    (56, 64, 64, 1, 1), (56, 64, 256, 1, 1), (56, 256, 64, 1, 1), (56, 64, 64, 3, 1), (56, 128, 128, 3, 2),
+    (56, 256, 512, 1, 2), (28, 512, 128, 1, 1), (28, 128, 512, 1, 1), (28, 128, 128, 3, 1), (28, 256, 256, 3, 2),
+    (14, 1024, 256, 1, 1), (14, 256, 1024, 1, 1), (14, 256, 256, 3, 1), (14, 512, 512, 3, 2),
+    (7, 2048, 512, 1, 1), (7, 512, 2048, 1, 1), (7, 512, 512, 3, 1))
+"""Pixels each way, channels before and after, the window and the stride of ResNet-50's convolutions."""
+
+IMAGES = tuple(
+    LayerCase(f"resnet 32 {side}x{side} {depth}:{columns} {window}x{window}/{stride}", 32, columns, depth, rounded=True,
+              side=side, window=window, stride=stride)
+    for side, depth, columns, window, stride in RESNET)
+
 CASES = (
-    *PLAIN, *(replace(each, name=f"{each.name}, to int8", rounded=True) for each in PLAIN if "32" in each.name),
+    *PLAIN, *IMAGES, *(replace(each, name=f"{each.name}, zero point", zero=True) for each in IMAGES if each.window > 1),
+    *(replace(each, name=f"{each.name}, to int8", rounded=True) for each in PLAIN if "32" in each.name),
     *(replace(each, name=f"{each.name}, zero point", zero=True) for each in PLAIN if "bert 32" in each.name),
     *(replace(each, name=f"{each.name}, columns last", last=False) for each in PLAIN if "32" in each.name))
 
@@ -106,7 +156,9 @@ class LayerResult(RegionResult[LayerCase]):
 
 def subject_of(case: LayerCase, profile: Profile) -> tuple[Subject, float]:
     """The region of a case that holds all of its nodes, and the seconds that are predicted for it."""
-    plan = optimise(graph(case.text, OPSET), Options(target=profile, verify=False, database=False, eager=True))
+    # Values lie as the case says.
+    options = Options(disable=(LAYOUTS,), target=profile, verify=False, database=False, eager=True)
+    plan = optimise(graph(case.text, OPSET), options)
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
     return subject, plan.costs.kernel_seconds(subject.fusion)

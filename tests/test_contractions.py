@@ -19,7 +19,7 @@ from kernel_harness import arguments, make, parse, random_inputs, region_of
 from onnx import TensorProto
 from reference import Array, difference, numpy_type
 from test_index import Situation, holds
-from test_lowering_products import contractions, region
+from test_lowering_products import check, contractions, region
 
 from onnxfuse.graph.context import Type, TypeContext
 from onnxfuse.graph.dims import dim, symbol
@@ -431,3 +431,27 @@ def value_of(scalar: Scalar, at: Situation, arrays: Sequence[Array]) -> float:
             inside = all(holds(condition, at) for condition in scalar.conditions)
             return float(arrays[scalar.input][scalar.offset.evaluate(at) if inside else -1])
     raise AssertionError(scalar)
+
+
+COMPUTED = {
+    "numbers": "x = DequantizeLinear(t, s, z)",
+    "numbers of each channel": "x = DequantizeLinear<axis = 1>(t, q, o)",
+    "of its own": "e = Neg(t) x = Mul(e, e)",
+    "beside another tensor": "x = Add(t, r)",
+    "along two axes": "x = Add(t, m)",
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+@pytest.mark.parametrize("group", [1, 4])
+def test_what_is_computed_of_a_transposed_image_is_that_transposed(case: str, group: int) -> None:
+    """Where one tensor is read, and what is along one axis at most: windows slide over the image as it lies, in its
+    order of axes."""
+    kind = "uint8" if "Dequantize" in COMPUTED[case] else "float"
+    made = check(
+        f"g ({kind}[2,5,6,4] a, float s, uint8 z, float[4] q, uint8[4] o, float[2,4,5,6] r, float[1,4,5,1] m, float[4,{4 // group},3,2] w) "
+        f"=> (float[2,4,5,6] y) {{ t = Transpose<perm = [0,3,1,2]>(a) {COMPUTED[case]} "
+        f"y = Conv<pads = [1,0,1,1], group = {group}>(x, w) }}")
+    (product,) = contractions(made)
+    moved = any(isinstance(tensor, Permute) for tensor in postorder((product,)))
+    assert moved == (case in ("of its own", "beside another tensor", "along two axes"))

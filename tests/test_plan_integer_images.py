@@ -133,3 +133,36 @@ def test_operators_on_integers_come_in_too(op: str, tmp_path: Path) -> None:
 def test_a_faulty_kernel_is_found(tmp_path: Path) -> None:
     made = measured(chain(), tmp_path / "measurements.sqlite", 10.0, dims=DIMS)
     assert "failed" in {each.verdict for each in verify(made, FaultyRunner()).nodes}
+
+
+def depthwise(kind: type = np.float32) -> onnx.ModelProto:
+    """Of each channel by itself, between others."""
+    images = Images(kind)
+    one = images.node("Relu", images.convolution(images.rounded("x"), 32, 32, 1))
+    two = images.node("Relu", images.convolution(images.rounded(one), 32, 32, group=32))
+    return images.images(images.convolution(images.rounded(two), 32, 32, 1))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_depthwise_convolutions_read_and_write_numbers(last: bool) -> None:
+    """What dequantises image, weights and bias, and what rounds the result, is in one kernel, whichever way it lies."""
+    made = planned(depthwise(), dims={"rows": 32}, eager=True, disable=() if last else ("layouts",))
+    (region,) = (each for each in made.plan.fusions if each.rule == "depthwise")
+    between = ["Conv", "Relu", "QuantizeLinear"]
+    # Channels first, what reads the numbers is left to the runtime's node: it may as well be given floats.
+    assert [node.op for node in region.nodes] == (
+        ["Transpose", *BEFORE, *between, "Transpose"] if last else [*BEFORE, *between, "DequantizeLinear"])
+    assert region.kernel.schedule == ("stencil_last" if last else "stencil")
+    assert [value.dtype for value in region.tensors if value.rank == 4] == [TensorProto.INT8] * 2
+    assert region.outputs[0].dtype == (TensorProto.INT8 if last else TensorProto.FLOAT)
+    check(made)
+
+
+def test_transposes_of_the_model_come_in_too() -> None:
+    """Before what dequantises, where that is not what the layout's pairs are there for."""
+    images = Images(np.float32)
+    step = images.constant(np.array(2.0**-5, np.float32)), images.constant(np.array(3, np.int8))
+    other_way = images.node("Transpose", images.node("QuantizeLinear", "x", *step), perm=[0, 1, 3, 2])
+    model = images.images(images.convolution(images.node("DequantizeLinear", other_way, *step), 32, 32))
+    made = planned(model, dims=DIMS, eager=True, disable=("layouts",))
+    assert (["Transpose", *BEFORE, "Conv"], True) in operators(made, chosen=False)

@@ -82,6 +82,20 @@ def lasts(text: str, kind: str = "float16", planned: Mapping[str, int] | None = 
     return made
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("given", ["t = Transpose<perm = [0,3,1,2]>(x) i = DequantizeLinear(t, s, z)",
+                                   "d = DequantizeLinear(x, s, z) i = Transpose<perm = [0,3,1,2]>(d)"])
+def test_quantised(given: str, kind: str) -> None:
+    """Image, weights and bias are dequantised on their way, around the image is zero, and results are rounded."""
+    made = lasts(
+        f"g (T[2,14,15,24] x, float s, {kind} z, int8[24,1,3,3] w, float[24] q, int32[24] b, float[24] p) => (T[2,14,15,24] y) <float o = {{0.37}}> "
+        f"{{ {given} k = DequantizeLinear<axis = 0>(w, q) a = DequantizeLinear<axis = 0>(b, p) "
+        f"c = Conv<group = 24, pads = [1,1,1,1]>(i, k, a) r = Relu(c) e = QuantizeLinear(r, o, z) y = {LAST}(e) }}", kind)
+    inputs = random_inputs(made, {})
+    scales = {name: np.exp2(np.random.default_rng(0).integers(-8, -4, inputs[name].shape)).astype(np.float32) for name in "sqp"}
+    check(made, inputs | scales, length=100)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["float16", "float"])
 def test_windows(case: str, kind: str) -> None:

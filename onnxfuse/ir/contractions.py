@@ -9,7 +9,7 @@ order that the left operand has them in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, broadcast, dim, minimum, product
 from onnxfuse.ir.context import accumulate, declare, expand, reshape, total
@@ -17,6 +17,7 @@ from onnxfuse.ir.scalars import FLOAT, INT32, TYPES
 from onnxfuse.ir.tensors import (
     Contract,
     Input,
+    Map,
     Permute,
     Pool,
     Reduce,
@@ -100,10 +101,10 @@ class _Labelled:
 
     def plain(self) -> _Labelled:
         """What is transposed, as it was before."""
-        tensor, labels = self.tensor, tuple(self.labels)
+        tensor, labels = transposed_last(self.tensor), tuple(self.labels)
         while isinstance(tensor, Permute):
             labels = tuple(labels[tensor.axes.index(axis)] for axis in range(tensor.rank))
-            tensor = tensor.operand
+            tensor = transposed_last(tensor.operand)
         return _Labelled(tensor, labels)
 
 
@@ -148,6 +149,7 @@ def window(tensor: Tensor, slides: Mapping[int, Slide]) -> Tensor:
 
     An axis along which each place is one element stays one axis.  Of a transposed tensor it is a transposed window.
     """
+    tensor = transposed_last(tensor)
     if isinstance(tensor, Permute):
         plain = tensor.operand
         parts = {tensor.axes[axis]: 1 if slide.is_plain(tensor.shape[axis]) else 2 for axis, slide in slides.items()}
@@ -170,8 +172,36 @@ def window(tensor: Tensor, slides: Mapping[int, Slide]) -> Tensor:
     )
 
 
+def transposed_last(tensor: Tensor) -> Tensor:
+    """What is computed of a transposed tensor's elements, each by itself, as that transposed; any other as it is."""
+    maps: list[tuple[Map, int]] = []
+    inner = tensor
+    while isinstance(inner, Map):
+        whole = [place for place, operand in enumerate(inner.operands) if operand.shape == inner.shape]
+        if len(whole) != 1 or any(sum(size != 1 for size in operand.shape) > 1
+                                  for place, operand in enumerate(inner.operands) if place not in whole):
+            return tensor
+        maps.append((inner, whole[0]))
+        inner = inner.operands[whole[0]]
+    if not maps or not isinstance(inner, Permute):
+        return tensor
+    axes, made = inner.axes, inner.operand
+    for each, whole_place in reversed(maps):
+        made = replace(each, shape=made.shape, operands=tuple(
+            made if place == whole_place else _before(axes, operand) for place, operand in enumerate(each.operands)))
+    return Permute(tensor.dtype, tensor.shape, made, axes)
+
+
+def _before(axes: Sequence[int], parameter: Tensor) -> Tensor:
+    """What is broadcast to a transposed tensor, along one axis at most, as it is to that before."""
+    sizes = (*(dim(1),) * (len(axes) - parameter.rank), *parameter.shape)
+    return parameter if not parameter.rank else reshape(parameter, tuple(
+        sizes[axes.index(axis)] for axis in range(len(axes))))
+
+
 def parted(tensor: Tensor, axis: int, outer: Dim, inner: Dim) -> Tensor:
     """The tensor with an axis as two; of a transposed tensor, the transposed one with an axis as two."""
+    tensor = transposed_last(tensor)
     if isinstance(tensor, Permute):
         place = tensor.axes[axis]
         counts = [1 + (each == place) for each in range(tensor.rank)]

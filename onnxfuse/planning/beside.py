@@ -140,6 +140,8 @@ class Beside:
             while waiting and len(more) <= MOST_BESIDE:
                 value = waiting.pop()
                 node = None if value is None else value.producer
+                if node in self.dequantising:
+                    waiting += node.inputs[:1]
                 if node is None or node in more or not self._admits(node, operand, before=True) or not all(
                         output is None or stays(output, more) for output in node.outputs):
                     continue

@@ -25,5 +25,8 @@ def offer_depthwise(pool: CandidatePool, context: Context) -> None:
     for node in ordered(node for node in pool.facts if pool.facts[node].contracts and slides(node)):
         Offer(pool, context, STAGE).around(Beside([node], pool.maker.view, pool.facts))
         pair = Beside([node], pool.maker.view, pool.facts, transposes=True)
+        numbers = Beside([node], pool.maker.view, pool.facts, transposes=True, numbers=True)
         if len(pair.core) > 1:  # its image lies channels-last
             Offer(pool, context, STAGE).around(pair)
+        if numbers.dequantising:
+            Offer(pool, context, STAGE).around(numbers)

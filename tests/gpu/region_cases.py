@@ -65,6 +65,15 @@ CASES = {
     "a quantised layer, no vectors": """g (int8[33,31] a, int8[31,65] b, float s, float[65] t, int8[65] u)
         => (float[33,65] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 1>(b, t, u)
           p = MatMul(x, w) y = Relu(p) }""",
+    "a quantised convolution": """g (uint8[2,37,35,48] a, int8[40,3,3,48] b, float s, uint8 z, float[40] t, float[40] c,
+          float o) => (int8[2,19,18,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(a) x = DequantizeLinear(i, s, z) v = Transpose<perm = [0,3,1,2]>(b)
+          w = DequantizeLinear<axis = 0>(v, t) p = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, c) r = Relu(p)
+          e = Constant<value = int8 {3}>() q = QuantizeLinear(r, o, e) y = Transpose<perm = [0,2,3,1]>(q) }""",
+    "a quantised convolution, channels first, no vectors": """g (int8[2,7,17,15] a, int8[10,7,3,2] b, float s, int8 z,
+          float t, int8 u) => (float[2,10,17,14] y)
+        { x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t, u)
+          p = Conv<pads = [1,2,1,0], dilations = [1,3]>(x, w) y = Relu(p) }""",
     "few queries of many keys": """g (T[2,3,5,40] q, T[2,3,40,600] k, T[2,3,600,40] v) => (T[2,3,5,40] y)
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
     "attention of float32": """g (float[2,3,65,40] q, float[2,3,40,100] k, float[2,3,100,40] v) => (float[2,3,65,40] y)
