@@ -302,6 +302,31 @@ def test_forms_of_convolutions(text: str, left: str, right: str) -> None:
         check(made, inputs, slack=4)
 
 
+@pytest.mark.parametrize("case", ["padded", "another padding on each side", "steps"])
+@pytest.mark.parametrize("left", TYPES)
+def test_windows_in_boxes(case: str, left: str) -> None:
+    """Copied by tensor maps, 128 channels at a time, where there are no zero points: what these put around an image is
+    zero."""
+    made = convolution(case, left, last=True, channels=256, features=72, points="")
+    ways = [each for each in made.kernel.choices if "taps" in dict(each.settings)]
+    assert len(ways) == 3
+    for choice in ways:
+        own = told(made, choice, {})
+        assert "product_int8" in own.kernel.plan.variants[0].launches[0].kernel and own.kernel.plan.maps
+        check(own, inputs_of(own, {}), limit=1, misalign=False)
+    for channels, points in ((256, "z"), (256, "u"), (192, "")):
+        other = convolution(case, left, last=True, channels=channels, features=72, points=points)
+        assert not any("taps" in dict(each.settings) for each in other.kernel.choices)
+
+
+def test_boxes_compile_and_spill_nothing() -> None:
+    made = convolution("padded", "uint8", last=True, channels=256, features=256, points="")
+    for choice in (each for each in made.kernel.choices if "taps" in dict(each.settings)):
+        own = told(made, choice, {}).kernel
+        figures = default_compiler().figures(source_of(own.source, own.plan), "sm_90a")
+        assert all(each.spilled_bytes == 0 for name, each in figures.items() if "specialised" in name), figures
+
+
 @pytest.mark.parametrize("kind", [INT8, UINT8])
 def test_a_zero_point_of_another_type(kind: int) -> None:
     """Stands not for what is around an image's numbers, which is of their type."""

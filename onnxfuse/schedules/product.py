@@ -33,6 +33,8 @@ from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_integers import (
     INTEGER_TILES,
+    IntegerBoxShape,
+    IntegerBoxText,
     IntegerShape,
     IntegerSpecialisedShape,
     IntegerSpecialisedText,
@@ -179,7 +181,7 @@ class _ProductWork:
         found = [mapped(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = self._mapped(found)
         self.lanes, self.stored = result_lanes(parts, planned)
-        self.boxed = boxed_of(contractions(self.lowered), parts, found[1]) if floats and not self.mapped else None
+        self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
         self.few = few_of(parts, self._planned(parts.rows), planned) if floats else None
         self.library = library_of(parts) if floats else None
@@ -187,7 +189,8 @@ class _ProductWork:
         self.tiles, self.specialised = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
             TILES if floats else INTEGER_TILES, SPECIALISED)
         self.shape = ProductShape if floats else IntegerShape
-        self.specialised_shape = SpecialisedShape if floats else IntegerSpecialisedShape
+        self.specialised_shape, self.box_shape = (
+            (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
         self.least = self.shape(64, 96 if thirds else 64, 2, vectors=False)
         # The instruction takes integers from tiles that have a line for each row alone.
         plain = floats or not any(side.across or side.width == 1 for side in self.vectors)
@@ -211,8 +214,7 @@ class _ProductWork:
         found = [operand for operand in operands if operand is not None]
         alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
         # Of integers no totals are taken on the way, and nothing is turned.
-        plain = not self.parts.integers or (not any(
-            zero is not None for pair in self.parts.zeros for zero in pair) and not any(each.across for each in found))
+        plain = not self.parts.integers or not (self.parts.has_zeros or any(each.across for each in found))
         return found if alike and plain else []
 
     def kernel(self) -> Kernel:
@@ -298,7 +300,7 @@ class _ProductWork:
             box = box_of(windows, rows, (images, lines, places))
             tiles = box.count(images, lines, places) * -(-self._planned(self.parts.columns) // columns)
             taps = windows.x.taps * windows.y.taps
-            blocks.append((BoxShape(rows, columns, 1, turns=turns, box=box, taps=taps), tiles, rate))
+            blocks.append((self.box_shape(rows, columns, 1, turns=turns, box=box, taps=taps), tiles, rate))
         return self._quickest(most, blocks)
 
     def _quickest(
@@ -386,7 +388,8 @@ class _ProductWork:
             assert self.boxed is not None
             operands, tiles = list(self.boxed), self._tiles_of_boxes(self.boxed[0].windows, shape)
             left = self.boxed[0].boxed(shape.box, symbols)
-            text = BoxText(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
+            boxes = IntegerBoxText if self.parts.integers else BoxText
+            text = boxes(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
         else:
             left = operands[0].map(shape.rows, symbols)
             kind = IntegerSpecialisedText if self.parts.integers else SpecialisedText

@@ -2,9 +2,9 @@
 
 A tile's rows are windows that lie in a box: side by side, below one another, and of several images.  What these windows
 see at one of their places lies in a box of the image too, ``stride`` elements apart, which one copy brings, with zeros
-where it is outside.  So a stage is 64 channels of one place of the windows, and the place moves on when all channels
-were there: the implicit product of Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), with the
-addresses left to the copies.
+where it is outside.  So a stage is 128 bytes of channels of one place of the windows, and the place moves on when all
+channels were there: the implicit product of Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014),
+with the addresses left to the copies.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import dim
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import MOST_BOX, MOST_ELEMENT_STRIDE, TensorMap
-from onnxfuse.schedules.attention_shape import PANEL, WIDTH
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.product_maps import Mapped, steps_of
+from onnxfuse.schedules.product_maps import KINDS, PIECE_BYTES, Mapped, steps_of
 from onnxfuse.schedules.product_parts import ProductParts
-from onnxfuse.schedules.product_shape import SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_windows import WindowAxis, Windows, windows_of
 from onnxfuse.schedules.text import Writer
@@ -56,11 +54,11 @@ class Boxed(Mapped):
     windows: Windows
 
     def boxed(self, box: Box, symbols: Mapping[str, str]) -> TensorMap:
-        """What copies one place of all windows of a box, 64 channels of it."""
+        """What copies one place of all windows of a box, a stage's channels of it."""
         x, y = self.windows.x, self.windows.y
         return replace(
             self.map(1, symbols), element_strides=(1, x.stride, y.stride, 1),
-            box=(PANEL, (box.wide - 1) * x.stride + 1, (box.high - 1) * y.stride + 1, box.deep))
+            box=(STAGE_BYTES // self.size, (box.wide - 1) * x.stride + 1, (box.high - 1) * y.stride + 1, box.deep))
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,11 @@ def boxed_of(
 ) -> tuple[Boxed, Mapped] | None:
     """A convolution's image that is read as it lies, channels last, and its weights; None of any other product."""
     windows = None if len(products) != 1 or weights is None else windows_of(products[0], parts)
-    if windows is None or weights is None or windows.channels % PANEL or windows.order[-1] != "c":
+    if windows is None or weights is None or not windows.channels or windows.order[-1] != "c" or (
+            windows.channels * parts.size % STAGE_BYTES):
         return None
     image, axes = windows.image, (windows.y, windows.x)
-    if not isinstance(image, Load) or image.conditions or not TYPES[image.dtype].is_narrow or not windows.channels:
+    if not isinstance(image, Load) or image.conditions or image.dtype not in KINDS or parts.has_zeros:
         return None
     steps = steps_of(parts.puller, image.offset) or {}
     names = tuple(f"@{name}" for name in ORDER)
@@ -100,7 +99,8 @@ def boxed_of(
     strides = tuple(steps.get(name, dim(windows.channels)) for name in names[1:])
     if set(steps) - set(names) or steps.get("@c") != 1 or any(axis.stride > MOST_ELEMENT_STRIDE for axis in axes):
         return None
-    if any(stride.value is not None and (stride.value % WIDTH or stride.value <= 0) for stride in strides):
+    known = [stride.value for stride in strides if stride.value is not None]
+    if any(stride * parts.size % PIECE_BYTES or stride <= 0 for stride in known):
         return None
     return Boxed(image.input, image.dtype, names, strides, sizes, False, windows), weights
 

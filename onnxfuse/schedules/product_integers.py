@@ -15,6 +15,7 @@ from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.product_boxes import BoxShape, BoxText
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
@@ -69,6 +70,16 @@ class IntegerShape(ProductShape):
 @dataclass(frozen=True)
 class IntegerSpecialisedShape(SpecialisedShape):
     """A block for integers of which one warp copies."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return super().name.replace("product", "product_int8", 1)
+
+
+@dataclass(frozen=True)
+class IntegerBoxShape(BoxShape):
+    """The same of images whose windows are copied in boxes."""
 
     @property
     def name(self) -> str:
@@ -187,6 +198,10 @@ class IntegerSpecialisedText(SpecialisedText):
 
     def _multiplies(self) -> str:
         return f"multiply_tiles_bytes<Tensor, T, {TYPES[self.parts.rights[0].dtype].storage}, rows, columns>"
+
+
+class IntegerBoxText(BoxText, IntegerSpecialisedText):
+    """The same over windows that are copied in boxes."""
 
 
 def _instruction(parts: ProductParts, columns: int) -> list[str]:

@@ -94,6 +94,11 @@ class ProductParts(Multiplied):
         """Whether they are 8-bit integers."""
         return bool(self.zeros)
 
+    @property
+    def has_zeros(self) -> bool:
+        """Whether any of them have a zero point."""
+        return any(zero is not None for pair in self.zeros for zero in pair)
+
     def neighbours(self, loop: str) -> bool:
         """Whether every result's neighbours along a loop are so in memory, where sizes divide."""
         lanes = self.lanes(loop, 1)

@@ -70,6 +70,11 @@ CASES = {
         { i = Transpose<perm = [0,3,1,2]>(a) x = DequantizeLinear(i, s, z) v = Transpose<perm = [0,3,1,2]>(b)
           w = DequantizeLinear<axis = 0>(v, t) p = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, c) r = Relu(p)
           e = Constant<value = int8 {3}>() q = QuantizeLinear(r, o, e) y = Transpose<perm = [0,2,3,1]>(q) }""",
+    "a quantised convolution, windows in boxes": """g (uint8[2,15,13,128] a, int8[40,3,3,128] b, float s, float[40] t)
+        => (float[2,8,7,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(a) x = DequantizeLinear(i, s) v = Transpose<perm = [0,3,1,2]>(b)
+          w = DequantizeLinear<axis = 0>(v, t) p = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(p)
+          y = Transpose<perm = [0,2,3,1]>(r) }""",
     "a quantised convolution, channels first, no vectors": """g (int8[2,7,17,15] a, int8[10,7,3,2] b, float s, int8 z,
           float t, int8 u) => (float[2,10,17,14] y)
         { x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t, u)
