@@ -13,12 +13,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, BIASES, LAYOUTS, Bias, Paired, paired, separable
+from onnxfuse.folding import (
+    BIAS_CODE,
+    BIAS_KEPT,
+    BIASES,
+    DEQUANTISED,
+    LAYOUTS,
+    Bias,
+    Paired,
+    Shared,
+    paired,
+    separable,
+    shared,
+)
 from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
-from onnxfuse.operators import load_graph
+from onnxfuse.operators import is_contraction, load_graph
 from onnxfuse.operators.classes import is_convolution
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost
@@ -35,7 +47,15 @@ from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting import Folded, lay_out, separate, separated_sums, with_weights
+from onnxfuse.rewriting import (
+    Folded,
+    dequantise_apart,
+    dequantised_record,
+    lay_out,
+    separate,
+    separated_sums,
+    with_weights,
+)
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 
 MOST_PLANS = 3
@@ -88,6 +108,11 @@ class Forming:
         groups = with_biases(groups_of(graph, self.rules.runtime), separated_sums(loaded.proto))
         costs = CostModel(ledger, self.profile, groups)
         return Form(loaded, graph, canonical, sizes, costs, (*sizes.notes, *doubts, *notes))
+
+    def dequantised(self, form: Form, values: Sequence[Shared]) -> Form:
+        """The same model with some values dequantised for each of their readers."""
+        made = self.form(replace(form.loaded, proto=dequantise_apart(form.loaded.proto, values)))
+        return replace(made, notes=form.notes)
 
     def apart(self, form: Form, biases: Mapping[str, Bias]) -> Form:
         """The same model with biases apart, given by what their convolutions and products compute."""
@@ -174,12 +199,24 @@ class Drafting:
         return context.knowing(self.evidence)
 
     def chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
-        """The form of a model that is worth most, and its plan.  Where a bias finds no place any more once kernels are
-        compiled, that is decided anew without it.
+        """The form of a model that is worth most, and its plan; values are dequantised for each of their readers where
+        a product takes in a node that does that.
 
         Args:
             form: the model as it stands; compiled: compiles kernels for the GPU to plan for.
         """
+        # Products are looked at only where something was measured, or is to be.
+        looks = DEQUANTISED not in self.forming.rules.disabled and (self.eager or self.evidence is not None)
+        values = shared(form.graph) if looks else ()
+        if values:
+            found, plan = self._chosen(self.forming.dequantised(form, values), compiled)
+            if _takes_in(plan, found, self.eager):
+                return found, plan
+        return self._chosen(form, compiled)
+
+    def _chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
+        """The same of what may become of biases and layouts.  Where a bias finds no place any more once kernels are
+        compiled, that is decided anew without it."""
         kept: set[str] = set()
         told: tuple[Refusal, ...] = ()
         for _ in range(MOST_PLANS):
@@ -257,6 +294,17 @@ def _with_weights(form: Form, plan: Plan) -> Form:
     values = {value.name: value for region in regions for value in region.folded}
     return replace(form, loaded=replace(form.loaded, proto=with_weights(form.loaded.proto, made, arrays)),
                    graph=replace(form.graph, values={**form.graph.values, **values}))
+
+
+def _takes_in(plan: Plan, form: Form, eager: bool) -> bool:
+    """Whether a region with a product, chosen or, where ``eager``, to be measured, holds a node that dequantises for it
+    alone what others read too."""
+    regions = plan.with_products if eager else plan.fusions
+    record = dequantised_record(form.loaded.proto)
+    copies = set() if record is None else {copy for each in record.dequantised for copy in each.copies}
+    computed = (value for region in regions if any(map(is_contraction, region.nodes))
+                for node in region.nodes for value in node.outputs)
+    return any(value is not None and value.name in copies for value in computed)
 
 
 def _may_lie_otherwise(plan: Plan) -> bool:

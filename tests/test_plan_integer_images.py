@@ -15,7 +15,7 @@ from quantized_layers import Images, measured, operators, planned
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.region import Region
-from onnxfuse.rewriting import layout_record, unfuse
+from onnxfuse.rewriting import dequantised_record, layout_record, unfuse
 from onnxfuse.verifying import verify
 
 pytestmark = pytest.mark.usefixtures("few_ways")
@@ -32,15 +32,20 @@ def chain(kind: type = np.float32, channels: int = 48) -> onnx.ModelProto:
     return images.images(images.node("Relu", images.convolution(images.rounded(two), channels, 32, 1)))
 
 
-def residual(kind: type = np.float32) -> onnx.ModelProto:
-    """A block of a network, around which its operand goes too."""
+def residual(kind: type = np.float32, *, readers: int = 2) -> onnx.ModelProto:
+    """A block of a network, around which its operand goes too; ``readers``: of one, both read what one node
+    dequantises."""
     images = Images(kind)
     first = images.node("Relu", images.convolution(images.rounded("x"), 32, 32))
-    own, beside = images.rounded_for(first, 2)
+    own, beside = (images.rounded_for(first, readers) * 2)[:2]
     inner = images.node("Relu", images.convolution(own, 32, 64, 1))
     (last,) = images.rounded_for(images.convolution(images.rounded(inner), 64, 32), 1)
     block = images.node("Relu", images.node("Add", last, beside))
     return images.images(images.convolution(images.rounded(block), 32, 32, 1))
+
+
+def shared(kind: type = np.float32) -> onnx.ModelProto:
+    return residual(kind, readers=1)
 
 
 def on_integers(op: str) -> onnx.ModelProto:
@@ -84,7 +89,8 @@ def test_what_comes_in() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("model", "kind"), [(chain, np.float32), (chain, np.float16), (residual, np.float32)])
+@pytest.mark.parametrize(("model", "kind"), [
+    (chain, np.float32), (chain, np.float16), (residual, np.float32), (shared, np.float32)])
 def test_what_was_measured_faster_is_taken(
     model: Callable[[type], onnx.ModelProto], kind: type, last: bool, tmp_path: Path
 ) -> None:
@@ -101,11 +107,15 @@ def test_what_was_measured_faster_is_taken(
     written = [value for region in regions for value in region.outputs if value.name in read]
     assert [value.dtype for value in written] == [TensorProto.INT8] * (count - 1)
     check(made)
-    assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in source.graph.node]
+    assert unfuse(made.model) == source
+    assert (dequantised_record(made.model) is not None) == (model is shared)
 
 
-def test_what_goes_around_a_block_is_read_as_numbers(tmp_path: Path) -> None:
-    made = measured(residual(), tmp_path / "measurements.sqlite", 10.0, dims=DIMS)
+@pytest.mark.parametrize("model", [residual, shared])
+def test_what_goes_around_a_block_is_read_as_numbers(
+    model: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    made = measured(model(), tmp_path / "measurements.sqlite", 10.0, dims=DIMS)
     (around,) = (region for region in products(made) if any(node.op == "Add" for node in region.nodes))
     assert sum(value.rank == 4 and value.dtype == TensorProto.INT8 for value in around.tensors) == 3
     assert [node.op for node in around.nodes][-2:] == ["QuantizeLinear", "Transpose"]

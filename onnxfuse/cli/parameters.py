@@ -200,9 +200,9 @@ def planning_options(command: F) -> F:
         click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
                      help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                           "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                          "products (with what is around them), layouts (channels-last between fused convolutions), "
-                          "recompute (values computed again rather than read), horizontal-joins (independent regions "
-                          "in one kernel); may repeat."),
+                          "products (with what is around them), dequantised (values, for each of their readers), "
+                          "layouts (channels-last between fused convolutions), recompute (values computed again "
+                          "rather than read), horizontal-joins (independent regions in one kernel); may repeat."),
         dim_option,
         click.option("--target", metavar="GPU", shell_complete=completion.targets,
                      help="GPU to plan for (`onnxfuse targets` lists them), or a YAML file that describes one; the one "

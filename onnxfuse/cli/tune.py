@@ -20,9 +20,9 @@ from onnxfuse.visible import visible
 @click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
               help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                    "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                   "products (with what is around them), layouts (channels-last between fused convolutions), "
-                   "recompute (values computed again rather than read), horizontal-joins (independent regions in one "
-                   "kernel); may repeat.")
+                   "products (with what is around them), dequantised (values, for each of their readers), layouts "
+                   "(channels-last between fused convolutions), recompute (values computed again rather than read), "
+                   "horizontal-joins (independent regions in one kernel); may repeat.")
 @fold_weights_option
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",

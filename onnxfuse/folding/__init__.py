@@ -3,6 +3,7 @@ it: Ifs that sizes decide; and biases that may stand behind their convolutions.
 
     graph ─ decide ─▶ Folding: constants for operands, values shared by equal chains, nodes that nothing reads any more
           ─ separable ─▶ convolutions that may give up their bias
+          ─ shared ─▶ values that are dequantised for each of their readers
           ─ paired ─▶ values that may lie channels-last
 """
 
@@ -12,11 +13,13 @@ from onnxfuse.folding.biases import STAGE as BIASES
 from onnxfuse.folding.biases import Bias, separable
 from onnxfuse.folding.branches import Taken, decided
 from onnxfuse.folding.decide import STAGE, Folding, decide
+from onnxfuse.folding.dequantised import STAGE as DEQUANTISED
+from onnxfuse.folding.dequantised import Shared, shared
 from onnxfuse.folding.layouts import STAGE as LAYOUTS
 from onnxfuse.folding.layouts import Paired, paired
 from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
-    "BIASES", "BIAS_CODE", "BIAS_KEPT", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired", "Taken",
-    "constant_operand", "decide", "decided", "paired", "separable",
+    "BIASES", "BIAS_CODE", "BIAS_KEPT", "DEQUANTISED", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired",
+    "Shared", "Taken", "constant_operand", "decide", "decided", "paired", "separable", "shared",
 ]

@@ -1,6 +1,7 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
     fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
+    dequantise_apart ─▶ model in which each reader of a dequantised value has a node for that
     separate ─▶ model with biases as sums behind what they belong to
     with_weights ─▶ model with weights that kernels read in the place of its own
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
@@ -8,6 +9,7 @@
 """
 
 from onnxfuse.rewriting.biases import bias_record, separate, separated_sums
+from onnxfuse.rewriting.dequantised import dequantise_apart, dequantised_record
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.layouts import lay_out, layout_record
@@ -55,6 +57,8 @@ __all__ = [
     "bias_record",
     "body_model",
     "bytes_of_weights",
+    "dequantise_apart",
+    "dequantised_record",
     "exact_form",
     "fold",
     "forget_plan",

@@ -1,5 +1,5 @@
-"""The form of a model that is planned: its arithmetic on sizes folded, biases behind their convolutions, values laid
-out channels-last, weights that kernels read beside its own.
+"""The form of a model that is planned: its arithmetic on sizes folded, values dequantised for each of their readers,
+biases behind their convolutions, values laid out channels-last, weights that kernels read beside its own.
 
 Fused nodes speak of the values of that form; ``unfuse`` leads back from it to the model as it was loaded.
 """
@@ -12,6 +12,7 @@ import onnx
 
 from onnxfuse.graph import LoadedModel
 from onnxfuse.rewriting.biases import bias_record, separated_again
+from onnxfuse.rewriting.dequantised import dequantised_apart_again, dequantised_record
 from onnxfuse.rewriting.layouts import laid_out_again, layout_record
 from onnxfuse.rewriting.sizes import fold, sizes_record
 from onnxfuse.rewriting.weights import weights_record, with_weights_again
@@ -30,7 +31,8 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     record = sizes_record(fused)
     folds = record is not None and (whole or record.branches is not None)
     result = fold(original) if folds else original
-    proto = with_weights_again(laid_out_again(separated_again(result.proto, fused), fused), fused)
+    proto = separated_again(dequantised_apart_again(result.proto, fused), fused)
+    proto = with_weights_again(laid_out_again(proto, fused), fused)
     return result if proto is result.proto else replace(result, proto=proto)
 
 
@@ -42,7 +44,8 @@ def exact_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
     Raises:
         ModelError: the fused model's record cannot be read.
     """
-    proto = laid_out_again(separated_again(original.proto, fused, products=True), fused)
+    proto = separated_again(dequantised_apart_again(original.proto, fused), fused, products=True)
+    proto = laid_out_again(proto, fused)
     return original if proto is original.proto else replace(original, proto=proto)
 
 
@@ -52,4 +55,5 @@ def has_planned_form(model: onnx.ModelProto) -> bool:
     Raises:
         ModelError: a record cannot be read.
     """
-    return any(record(model) is not None for record in (sizes_record, bias_record, layout_record, weights_record))
+    records = (sizes_record, dequantised_record, bias_record, layout_record, weights_record)
+    return any(record(model) is not None for record in records)
