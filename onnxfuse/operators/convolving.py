@@ -13,7 +13,7 @@ from onnxfuse.ir.contractions import Slide, contract, parted, window
 from onnxfuse.ir.integers import less_zero
 from onnxfuse.ir.tensors import Concat, Slice, Tensor
 from onnxfuse.operators.multiplying import alone, requantized
-from onnxfuse.operators.operands import integer_attribute, operand, optional, result_shape
+from onnxfuse.operators.operands import integer_attribute, operand, optional, quantised_by, result_shape
 
 
 def conv(node: Node, context: LoweringContext) -> Tensor:
@@ -32,8 +32,9 @@ def conv_integer(node: Node, context: LoweringContext) -> Tensor:
 
 def qlinear_conv(node: Node, context: LoweringContext) -> Tensor:
     """What the integers' convolution stands for, as the nearest quantised number."""
-    source, scale, zero, weight, weight_scale, weight_zero, own_scale, own_zero = (
-        operand(node, context, place) for place in range(8))
+    source, weight = operand(node, context, 0), operand(node, context, 3)
+    scale, zero, weight_scale, weight_zero, own_scale, own_zero = (
+        quantised_by(node, context, place) for place in (1, 2, 4, 5, 6, 7))
     made, bias = _of_integers((source, zero), (weight, weight_zero), node, context), optional(node, context, 8)
     if bias is not None:
         made = apply("add", made, _of_channels(bias, made), shape=made.shape)
