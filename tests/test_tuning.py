@@ -500,6 +500,20 @@ def test_reading_leaves_the_database_alone(tmp_path: Path, database: Path) -> No
     assert database.read_bytes() == before
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.float16])
+def test_few_numbers_may_be_a_step_away_where_they_are_quantised(dtype: type) -> None:
+    """Also where DequantizeLinear gave them back as floats."""
+    steps = np.random.default_rng(0).integers(-100, 100, 1000)
+    scale = 1 if dtype is np.int8 else 0.03
+    right = {"y": (steps * scale).astype(dtype)}
+
+    def but(count: int, by: int) -> dict[str, np.ndarray]:
+        return {"y": ((steps + by * (np.arange(1000) < count)) * scale).astype(dtype)}
+
+    assert not disagreement(but(20, 1), right, 3, quantised=True) and disagreement(but(20, 1), right, 3)
+    assert disagreement(but(21, 1), right, 3, quantised=True) and disagreement(but(1, 2), right, 3, quantised=True)
+
+
 def test_ways_to_run_products_may_round_differently() -> None:
     right = {"y": np.array([1.0, 0.01, np.nan], np.float16)}
     near, far = ({"y": right["y"] + np.float16(off)} for off in (0.003, 0.02))

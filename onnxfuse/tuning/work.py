@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
+from onnxfuse.operators.classes import QUANTIZE
 from onnxfuse.optimised import Tell
 from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.schedules import SCHEDULES, Kernel, alone, parse_choice, words
@@ -220,7 +221,8 @@ class Work:
             kernel = state.kernel(name)
             share = 0.0 if kernel is None else SCHEDULES[subject.fusion.kernel.schedule].leeway(kernel)
             length = max((size for shape in subject.what.outputs for size in shape), default=1)
-            wrong = disagreement(timed.outputs, state.right, length, share)
+            quantised = any(node.op == QUANTIZE for node in subject.fusion.nodes)
+            wrong = disagreement(timed.outputs, state.right, length, share, quantised)
         self._record(state, Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
                                         "wrong" if wrong else "ok", note=wrong))
 
