@@ -157,7 +157,7 @@ def test_what_follows_a_dequantisation_is_computed_in_float64(opset: int) -> Non
     fused = optimise(model, Options(verify=False, least_gain=0.0))
     (node,) = read_fused(fused.model)
     q = np.random.default_rng(0).integers(0, 256, (3, 400)).astype(np.uint8)
-    (found,) = Reference(node, fused.model).outputs({"x0": q})
+    (found,) = Reference(node, fused.model).outputs({"x0": q, "x1": np.array(0.0625, np.float32)})
     scores = (q.astype(np.float64) - 128) * 0.0625
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     np.testing.assert_allclose(found, -powers / powers.sum(axis=1, keepdims=True), rtol=1e-13)
