@@ -319,6 +319,14 @@ def test_windows_in_boxes(case: str, left: str) -> None:
         assert not any("taps" in dict(each.settings) for each in other.kernel.choices)
 
 
+@pytest.mark.parametrize("rows", ["[2,128,256]", "[2,N,256]", "[2,9,15,256]"])
+def test_weights_that_lie_across_the_sum_have_no_boxes(rows: str) -> None:
+    """The instruction would read what no tensor map brings: rows of several axes are windows of one place too."""
+    made = made_of(f"g (int8{rows} a, int8[256,192] b, float s, float t) => (float{rows.replace('256', '192')} y) "
+                   "{ x = DequantizeLinear(a, s) w = DequantizeLinear(b, t) y = MatMul(x, w) }", {"N": 128})
+    assert is_integer(made) and not any("taps" in dict(each.settings) for each in made.kernel.choices)
+
+
 def test_boxes_compile_and_spill_nothing() -> None:
     made = convolution("padded", "uint8", last=True, channels=256, features=256, points="")
     for choice in (each for each in made.kernel.choices if "taps" in dict(each.settings)):

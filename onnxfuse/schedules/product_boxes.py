@@ -87,6 +87,8 @@ def boxed_of(
     if windows is None or weights is None or not windows.channels or windows.order[-1] != "c" or (
             windows.channels * parts.size % STAGE_BYTES):
         return None
+    if parts.integers and weights.across:  # the instruction takes those that lie along the sum alone
+        return None
     image, axes = windows.image, (windows.y, windows.x)
     if not isinstance(image, Load) or image.conditions or image.dtype not in KINDS or parts.has_zeros:
         return None
