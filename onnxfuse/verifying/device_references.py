@@ -92,8 +92,7 @@ class DeviceReferences:
         if raw in self._refused:
             return None
         try:
-            with TURN:
-                return self._outputs(model, raw, feeds, most)
+            return self._outputs(model, raw, feeds, most)
         except Exception as error:  # ONNX Runtime has an exception type per status
             self._refused.add(raw)
             self.forget()
@@ -111,7 +110,7 @@ class DeviceReferences:
 
     def start(self, raw: bytes, most: int, alone: bool) -> Any:
         """A session that may hold so many bytes; ``alone``: all nodes must run on the GPU."""
-        options = exact_options()
+        options = exact_options(1)
         if alone:
             options.add_session_config_entry(*_NO_CPU)
         # Nothing is rounded to TF32; the arena grows by what is asked for, not by powers of two.
@@ -133,8 +132,9 @@ class DeviceReferences:
             binding.bind_ortvalue_input(held.name, held.value)
         for info in model.graph.output:
             binding.bind_output(info.name, *(["cpu"] if info.name == FINITE else [self._where, self._device]))
-        session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
+        with TURN:  # not for copies and sessions, which end no device
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
         *results, finite = binding.get_outputs()
         if finite.numpy() != 0:
             if fresh:  # of the inputs of a run, as where a mask is infinite: edges of them will hardly do better

@@ -36,15 +36,19 @@ _FATAL_ONLY = 4
 _SUFFIX = ".plain"
 
 
-def exact_options() -> onnxruntime.SessionOptions:
+def exact_options(count: int | None = None) -> onnxruntime.SessionOptions:
     """Options that keep the graph as it is and print nothing.
 
     Threads sleep when they have nothing to do: each session has a pool of its own, most run a few small nodes, and with
     threads that spin for the next one they took twice the processor's time.
+
+    Args:
+        count: of threads; as many as there are processors where None.  What a GPU computes wants one: a pool is made
+            and ended with each session.
     """
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.intra_op_num_threads = threads()
+    options.intra_op_num_threads = threads() if count is None else count
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = _FATAL_ONLY
     return options

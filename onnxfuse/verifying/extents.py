@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,9 @@ class Extent:
 
     def bound(self, mine: float) -> float:
         """What no element's error over its limit exceeds, where ``mine`` is the limit that all have in common."""
-        if not self.error and np.isfinite(self.units):
-            return 0.0
-        return float(min(self.units, self.error / mine if mine else np.inf)) if np.isfinite(self.units) else np.inf
+        if not isfinite(self.units):
+            return inf
+        return min(self.units, self.error / mine if mine else inf) if self.error else 0.0
 
     def spread(self, floor: float, limits: Tolerance) -> float:
         """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
