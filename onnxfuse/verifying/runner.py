@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from threading import local
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
+from onnxfuse.verifying.choices import chosen
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values
 from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
@@ -164,14 +164,24 @@ class CudaRunner:
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:
         """See ``KernelRunner``; outputs are poisoned before the run where their shape is known and type allows."""
-        plan = node.plan if variant is None else single_variant(node.plan, variant)
-        raw = node_model(node, model, plan, feeds).SerializeToString()
-        kinds = {name: element_type(array) for name, array in feeds.items()}
-        session = self._made(raw)  # what nodes share, and each variant at other sizes, runs again and again
+        plan, given = chosen(node, feeds, variant)
+        kinds = {name: element_type(array) for name, array in given.items()}
+        session = self._made(self._text(node, model, plan, given))
         shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
-        return self._run(session, feeds, kinds, [output.dtype for output in node.plan.outputs], shapes)
+        return self._run(session, given, kinds, [output.dtype for output in node.plan.outputs], shapes)
+
+    def _text(self, node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan, feeds: Mapping[str, Array]
+              ) -> bytes:
+        """A ``node_model`` as bytes: of this thread's last node not made again, which runs on edge after edge."""
+        asked = node, plan, {name: (array.dtype, array.ndim) for name, array in feeds.items()}
+        known = self._of_threads.__dict__
+        if known.get("model") is not model or known["asked"] != asked:
+            known.update(model=model, asked=asked, text=node_model(node, model, plan, feeds).SerializeToString())
+        text: bytes = known["text"]
+        return text
 
     def _made(self, raw: bytes) -> Any:
+        """The session of a one-node model: nodes that are equal share it."""
         try:
             return self._one_node(raw)
         except KernelError:
@@ -230,7 +240,7 @@ class CudaRunner:
     def _session(self, raw: bytes) -> Any:
         from onnxfuse.runtime import session
 
-        return session(raw, self.providers, exact_options())
+        return session(raw, self.providers, exact_options(1))
 
     def _body_session(self, raw: bytes) -> Any:
         import onnxruntime
@@ -269,7 +279,8 @@ class CudaRunner:
         self._check_turn()
         try:
             session.run_with_iobinding(binding)
-            return [np.array(value.numpy()) for value in binding.get_outputs()]
+            results = [value.numpy() for value in binding.get_outputs()]
+            return results if self.memory != "cpu" else [array.copy() for array in results]
         except MemoryError:
             raise
         except Exception as error:
@@ -336,7 +347,7 @@ def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
     call = onnx.NodeProto()
     call.CopyFrom(original)
     call.name = node.op
-    call.input[:] = [f"h{place}" if place < launch.HOST_INPUTS and name else
+    call.input[:] = [f"h{place}" if place < launch.HOST_INPUTS and (name or f"h{place}" in feeds) else
                      "" if place < launch.HOST_INPUTS else f"x{place - launch.HOST_INPUTS}"
                      for place, name in enumerate(original.input)]
     call.output[:] = [f"y{place}" for place in range(len(original.output))]
@@ -345,7 +356,7 @@ def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
         name = call.attribute[place].name
         if name == "plan":
             call.attribute[place].s = plan.to_json().encode()
-        elif name != "source" and (not name.startswith("image_") or plan != node.plan):
+        elif name != "source" and (not name.startswith("image_") or plan.kernels != node.plan.kernels):
             del call.attribute[place]
     inputs = [helper.make_tensor_value_info(name, element_type(array), [None] * array.ndim)
               for name, array in feeds.items()]
@@ -356,13 +367,6 @@ def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
     graph = helper.make_graph([call], node.op, inputs, outputs)
     single = helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 8), functions=[function])
     return with_plain_borders(single)
-
-
-def single_variant(plan: launch.LaunchPlan, variant: int) -> launch.LaunchPlan:
-    """The plan with one variant alone, which then needs no guard; one that calls a library keeps those behind it, which
-    run where the library has no way."""
-    chosen, behind = plan.variants[variant], plan.variants[variant + 1:]
-    return replace(plan, variants=(replace(chosen, guards=()), *(behind if chosen.calls else ())))
 
 
 def holding_variants(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int, multiprocessors: int) -> list[int]:
