@@ -27,7 +27,6 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime import Gpu
 from onnxfuse.verifying import CudaRunner, Verification, failed_regions, find_runner, verify
-from onnxfuse.verifying.closeness import Closeness
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.runner import node_model
 from onnxfuse.verifying.runs import shrunk
@@ -257,9 +256,9 @@ def test_inputs_that_do_not_fit_stay_off_the_gpu(monkeypatch: pytest.MonkeyPatch
     tried: list[list[Any]] = []
     begin = Whole.__init__
 
-    def told(whole: Whole, original: Slim, fused: Slim, providers: Sequence[Any], closeness: Closeness) -> None:
+    def told(whole: Whole, original: Slim, fused: Slim, providers: Sequence[Any], *more: Any) -> None:
         tried.append(list(providers))
-        begin(whole, original, fused, providers, closeness)
+        begin(whole, original, fused, providers, *more)
 
     monkeypatch.setattr(Whole, "__init__", told)
     subject = fused(parse("""

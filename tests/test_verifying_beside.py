@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Barrier, Event, current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
 from onnxfuse.verifying.evaluate import exact_options
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.processors import processors, share, threads
+from onnxfuse.verifying.sharing import Slim
 
 Array = NDArray[Any]
 
@@ -108,7 +109,7 @@ def test_no_run_is_made_for_what_kernels_read(given: list[int], read: dict[str, 
     ours = dict(read)
     read.clear()
     given.clear()
-    monkeypatch.setattr(whole.Whole, "give", lambda self, kinds: None)
+    monkeypatch.setattr(verifying._Work, "_given", lambda self, bounds: None)
     assert verify(subject, EmulatedRunner()) == result
     assert len(given) == 3 * len(result.runs) and same(ours, read)
 
@@ -336,6 +337,33 @@ def test_the_original_runs_on_the_device_beside_kernels(monkeypatch: pytest.Monk
     assert on_device(monkeypatch, short) == (result, 1) and not short.waited
     monkeypatch.undo()
     assert on_device(monkeypatch, after, failing=1) == (result, 2) and after.waited
+
+
+def test_the_session_with_kernels_is_made_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, where it can be; where it fails it is made again behind them, and what fails then is told."""
+    real, made = Slim.fused_session, list[bool]()
+
+    def making(self: Slim, providers: Any) -> Any:
+        made.append(current_thread() is main_thread())
+        if len(made) <= failing:
+            raise RuntimeError("CUDA failure 2: out of memory")
+        return real(self, providers)
+
+    monkeypatch.setattr(Slim, "fused_session", making)
+    failing = 0
+    result, _ = on_device(monkeypatch, OnDevice())
+    assert made == [False] and result.whole.device
+    made.clear()
+    failing = 1
+    assert on_device(monkeypatch, OnDevice())[0] == result and made == [False, True]
+
+
+def test_weights_count_where_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = OnDevice()
+    monkeypatch.setattr(kernels, "CUDA", "CPUExecutionProvider")
+    subject = fused(table(), n=16)
+    assert verify(subject, runner).passed
+    assert runner.asked == run_bytes(subject.ledger) + (2 * 4 + 6 * 6) * 4
 
 
 def test_a_device_that_does_not_run_the_original_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

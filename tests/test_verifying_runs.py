@@ -401,7 +401,7 @@ def test_a_fused_model_that_does_not_run_where_the_original_does(monkeypatch: py
 
     def broken(self: Whole, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
-        self._sessions = self._sessions[0], Broken()
+        self._plain = Broken()
 
     monkeypatch.setattr(Whole, "__init__", broken)
     result = verify(subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -45,32 +45,36 @@ class Captured:
     how: str = "captured"
 
 
-def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes, providers: Sequence[Any],
-            known: Mapping[str, Array] = MappingProxyType({})) -> Iterator[Captured]:
+def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim | Callable[[], Slim], sizes: Sizes,
+            providers: Sequence[Any], known: Mapping[str, Array] = MappingProxyType({})) -> Iterator[Captured]:
     """The inputs of each node, from one run of the original for every group of nodes that fits in memory.
 
     Nodes in bodies come after the others.  What they read in a run that does not get there is drawn in the types and
     sizes that it has in the graph; a node for which that cannot be done either is left out.
 
     Args:
+        slim: for sessions, or what makes it where a run is needed.
         known: values of the main graph in the source's run, of which none need be run for again.
 
     Raises:
         VerificationError: ONNX Runtime cannot run the original.
     """
     graph, run = source.graph, source.run
+    def made() -> Slim:
+        return slim if isinstance(slim, Slim) else slim()
+
     outside = [node for node in nodes if node.body is None]
     for group in _groups(outside, graph, sizes):
         wanted = dict.fromkeys(value for node in group for value in source.computed(node))
         names = [value.name for value in wanted if value.name not in known]
-        found = {**known, **(_run(slim, run, graph, names, providers) if names else {})}
+        found = {**known, **(_run(made(), run, graph, names, providers) if names else {})}
         values = {value: found[value.name] for value in wanted}
         for node in group:
             feeds = source.feeds(node, values)
             assert feeds is not None, "what the main graph computes is in every run"
             yield Captured(node, feeds)
     for group in _groups([node for node in nodes if node.body is not None], graph, sizes):
-        values = _inside(dict.fromkeys(value for node in group for value in source.computed(node)), source, slim,
+        values = _inside(dict.fromkeys(value for node in group for value in source.computed(node)), source, made(),
                          providers)
         for node in group:
             feeds = source.feeds(node, values)

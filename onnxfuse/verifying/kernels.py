@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
+import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
-from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.evaluate import CPU, array_type
 from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runner import CUDA, KernelRunner
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.several import batches, passed
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.whole import on_device, results_on_device
+from onnxfuse.verifying.whole import Begun, on_device, results_on_device
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -49,6 +52,16 @@ class Subject(Protocol):
     def rewritten(self) -> Rewritten: ...
     @property
     def folder(self) -> Path | None: ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The model whose values fused nodes read, the same for sessions, which is made when it is asked for, and what its
+    runs may take."""
+
+    loaded: LoadedModel
+    slim: Callable[[], Slim]
+    bounds: Bounds
 
 
 @dataclass
@@ -77,38 +90,46 @@ class Kernels:
         Args:
             pair: the original and the fused model, as they were compared; inner: values of each run that are known.
         """
-        original, fused = pair
-        loaded, model = self.subject.loaded, self.subject.rewritten.model
+        original, loaded, model = pair[0], self.subject.loaded, self.subject.rewritten.model
         planned = planned_form(loaded, model)
-        with nullcontext((original, fused)) if planned is loaded else sharing(
-            planned, model, original.bounds
-        ) as (source, _):
-            return self._nodes(planned, source, runs, inner)
+        with ExitStack() as stack:
+            # Its weights are written to a file once more, which nobody reads where the runs gave all that nodes read.
+            source = cache(lambda: original if planned is loaded else stack.enter_context(
+                sharing(planned, model, original.bounds))[0])
+            return self._nodes(Planned(planned, source, original.bounds), runs, inner)
 
-    def begin(self, pool: ThreadPoolExecutor, original: Slim, runs: Sequence[Run]) -> Future[list[list[Any]]] | None:
+    def begin(self, pool: ThreadPoolExecutor, pair: tuple[Slim, Slim], runs: Sequence[Run]) -> Future[Begun] | None:
         """Let the original run on the device beside what kernels are compared with, for ``on_device``: the first run at
-        any size takes a GPU's libraries seconds.  None where it may be short of memory then."""
+        any size takes a GPU's libraries seconds; then make the session with kernels.  None where the device may be
+        short of memory then."""
         ledger, runs = self.subject.ledger, self._shown(runs)
         sizes = {**ledger.sizes, **runs[0].about.sizes}
-        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement))
+        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement)) + _weights(self.subject.rewritten.model)
         if self.users or CUDA not in str(self.runner.providers) or not self.runner.has_room(needed):
             return None
-        return pool.submit(results_on_device, original, runs, self.runner.providers)
+        return pool.submit(self._begun, *pair, runs)
+
+    def _begun(self, original: Slim, fused: Slim, runs: Sequence[Run]) -> Begun:
+        wanted = results_on_device(original, runs, self.runner.providers)
+        try:
+            return Begun(wanted, fused.fused_session(self.runner.providers))
+        except Exception:  # it is tried again behind the kernels, and told of then
+            return Begun(wanted)
 
     def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], closeness: Closeness,
-                  begun: Future[list[list[Any]]] | None = None) -> tuple[OutputDifference, ...]:
+                  begun: Future[Begun] | None = None) -> tuple[OutputDifference, ...]:
         """The whole model with its kernels running, on the first of made inputs or on all of the user's; nothing where
         the runner's device is no GPU.  ``begun``: of ``begin``; what failed there is tried again."""
         if CUDA not in str(self.runner.providers):
             return ()
-        (original, fused), runs, wanted = pair, self._shown(runs), None
+        (original, fused), runs, done = pair, self._shown(runs), None
         if begun is not None:
             with suppress(VerificationError, MemoryError):
-                wanted = begun.result()
+                done = begun.result()
         try:
-            if wanted is None:
-                wanted = results_on_device(original, runs, self.runner.providers)
-            return on_device(wanted, fused, runs, self.runner.providers, closeness)
+            if done is None:
+                done = Begun(results_on_device(original, runs, self.runner.providers))
+            return on_device(done, fused, runs, self.runner.providers, closeness)
         except (VerificationError, KernelError) as error:
             self.notes.append(f"The whole model was not run with kernels: {error.message}")
         except MemoryError:
@@ -119,7 +140,7 @@ class Kernels:
         """Of these, those in which the whole model runs with kernels."""
         return runs if self.users else runs[:1]
 
-    def _captured(self, source: Source, original: Slim, inner: Mapping[str, Array]) -> Iterator[Captured]:
+    def _captured(self, source: Source, original: Callable[[], Slim], inner: Mapping[str, Array]) -> Iterator[Captured]:
         """``capture`` where the model ran before on inputs that are made up: they are few, and a GPU's libraries take
         seconds for the first run at any size.  The user's own run on the runner's device; what that does not give, on
         the CPU.  ``inner``: values of the run that are known.
@@ -144,21 +165,18 @@ class Kernels:
         for taken in capture(left, source, original, sizes, CPU):
             yield replace(taken, how=f"{taken.how} on the CPU")
 
-    def _nodes(self, planned: LoadedModel, original: Slim, runs: Sequence[Run], inner: Sequence[Mapping[str, Array]]
+    def _nodes(self, planned: Planned, runs: Sequence[Run], inner: Sequence[Mapping[str, Array]]
                ) -> tuple[NodeResult, ...]:
-        """``verified``.
-
-        Args:
-            planned: the model whose values the fused nodes read; original: that for sessions.
-        """
+        """``verified``."""
         nodes, runner, results = self.fused, self.runner, dict[str, NodeResult]()
-        verifier = NodeVerifier(self.subject.rewritten.model, runner, original.bounds)
+        verifier = NodeVerifier(self.subject.rewritten.model, runner, planned.bounds)
         for number, run in enumerate(runs):
-            turn = _Turn(self, verifier, original.bounds, results, "" if len(runs) == 1 else f", run {number + 1}",
+            turn = _Turn(self, verifier, planned.bounds, results, "" if len(runs) == 1 else f", run {number + 1}",
                          (number * len(nodes), len(nodes) * len(runs)))
             try:
-                turn.verify(self._captured(Source(planned, self.subject.graph, run), original, inner[number]))
-                original.bounds.left()
+                source = Source(planned.loaded, self.subject.graph, run)
+                turn.verify(self._captured(source, planned.slim, inner[number]))
+                planned.bounds.left()
             except (VerificationError, MemoryError) as problem:
                 error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
                 left = "Nodes, or some of their inputs," if isinstance(error, OutOfTimeError) else "Nodes"
@@ -223,6 +241,12 @@ class _Turn:
             return earlier or standing
         found = self.verifier.verify(node, taken.feeds, f"{taken.how}{self.label}", final)
         return _joined(earlier, found) if final or found.verdict == "passed" else found
+
+
+def _weights(model: onnx.ModelProto) -> int:
+    """Bytes of a model's weights."""
+    return sum(prod(tensor.dims) * array_type(tensor.data_type).itemsize
+               for _, graph in graphs_of(model) for tensor in graph.initializer)
 
 
 def _stopped(name: str) -> VerificationError:

@@ -149,8 +149,8 @@ def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
     graph, sizes = ledger.graph, first.sizes
     near = [*uneven(sizes, graph), *(_moved(sizes, graph, step) for step in _STEPS)]
     masked = any(_is_mask(value.name) for value in graph.inputs)
-    again = [sizes] if masked else list(_fitting([sizes], ledger))
-    return _once(replace(first, sizes=chosen, seed=1) for chosen in (*_fitting(near, ledger), *again))
+    again = [sizes] if masked else _fitting([sizes], ledger)
+    return _once(replace(first, sizes=chosen, seed=1) for chosen in chain(_fitting(near, ledger), again))
 
 
 def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int]]) -> Iterator[Recipe]:
@@ -223,9 +223,12 @@ def _sums(sizes: Mapping[str, int], inner: Sequence[str]) -> Iterator[dict[str, 
 
 
 def _fitting(candidates: Iterable[Mapping[str, int]], ledger: Ledger) -> Iterator[Mapping[str, int]]:
-    """Those at which a model can run, and does not run long."""
+    """Those at which a model can run, and does not run long; each once."""
+    seen: set[tuple[tuple[str, int], ...]] = set()
     for sizes in candidates:
-        if not misfit(ledger.graph, sizes):
+        key = tuple(sorted(sizes.items()))
+        if key not in seen and not misfit(ledger.graph, sizes):
+            seen.add(key)
             total = Ledger(ledger.graph, sizes, ledger.placement).total()
             if total.flops <= 2 * FLOPS and total.bytes_products + total.bytes_other <= 2 * BYTES:
                 yield sizes

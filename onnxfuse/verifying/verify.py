@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
         if runner is not None and nodes:
             preparing.result()
             kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
-            begun = kernels.begin(pool, original, runs)
+            begun = kernels.begin(pool, (original, fused), runs)
             results = kernels.verified((original, fused), runs, compared.inner)
             if all(result.verdict != "failed" for result in results):
                 device = kernels.on_device((original, fused), runs, allowed.kernels, begun)
@@ -221,8 +222,7 @@ class _Work:
             ModelError: the user's inputs do not fit the model.
         """
         self.step("comparing with the original", 0, 2)
-        whole = Whole(original, fused, providers, self.closeness)
-        self._give(whole)
+        whole = Whole(original, fused, providers, self.closeness, self._given(original.bounds))
         comparison = _Comparison(providers)
         turns = len(self.sets) or _RUNS
         try:
@@ -300,7 +300,7 @@ class _Work:
     def preparing(self, pool: ThreadPoolExecutor, bounds: Bounds) -> Future[None]:
         """Have the runner compile what it will run: beside the first runs, where they leave memory for that."""
         runner, model = self.runner, self.subject.rewritten.model
-        ledger = self._first_ledger()
+        ledger = self._first_ledger
         if runner is not None and self.fused and ledger is not None and bounds.holds(ledger, 2, 3 * GROUP_BYTES):
             return pool.submit(runner.prepare, model)
         done: Future[None] = Future()
@@ -309,18 +309,20 @@ class _Work:
         done.set_result(None)
         return done
 
+    @cached_property
     def _first_ledger(self) -> Ledger | None:
         """Of the first run on inputs that are made up; None where these are the user's."""
         ledger = self.subject.ledger
         recipe = None if self.sets else next(iter(first_recipes(ledger)), None)
         return None if recipe is None else Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
 
-    def _give(self, whole: Whole) -> None:
-        """Have the runs that are compared give what fused nodes read in them, so that none need be made for that: not
-        of the user's inputs, which the kernels' device runs, and where there is memory for it."""
-        ledger = None if self.runner is None else self._first_ledger()
-        if ledger is not None and whole.bounds.holds(ledger, 1, GROUP_BYTES):
-            whole.give(read_first(self.fused, self.subject.graph, ledger.sizes))
+    def _given(self, bounds: Bounds) -> Mapping[str, int] | None:
+        """What the runs that are compared are to give of what fused nodes read in them, so that none need be made for
+        that: not of the user's inputs, which the kernels' device runs, and where there is memory for it."""
+        ledger = None if self.runner is None else self._first_ledger
+        if ledger is None or not bounds.holds(ledger, 1, GROUP_BYTES):
+            return None
+        return read_first(self.fused, self.subject.graph, ledger.sizes)
 
     def _first_half(self, whole: Whole, recipe: Recipe, number: int, beside: bool = False) -> tuple[Run, list[Any]]:
         """Inputs, and what the original makes of them; ``beside``: while the fused model runs, where that is worth a

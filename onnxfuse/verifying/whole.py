@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class Compared:
         differences: outputs that differ, by more than is allowed, and further than the original's from themselves.
         note: where the original differs from itself, in a sentence; message: why the fused model does not run.
         seen: all outputs that differ.
-        inner: values that ``Whole.give`` asked for, where no output differs.
+        inner: values that ``Whole`` was asked for beside, where no output differs.
     """
 
     differences: tuple[OutputDifference, ...] = ()
@@ -85,28 +86,40 @@ _Results = tuple[list[Any], Mapping[str, Array]]
 class Whole:
     """The original's and the fused model's sessions without kernels."""
 
-    def __init__(self, original: Slim, fused: Slim, providers: Sequence[Any], closeness: Closeness = EXACT) -> None:
-        """Create them.
+    def __init__(self, original: Slim, fused: Slim, providers: Sequence[Any], closeness: Closeness = EXACT,
+                 kinds: Mapping[str, int] | None = None) -> None:
+        """Create them, both at one time.
 
         Args:
             closeness: how far outputs may be off.
+            kinds: values of its main graph that the fused model's runs are to give too, by name and type; not where the
+                runtime refuses that, as it may say once more of what it ran without.
 
         Raises:
             VerificationError: ONNX Runtime refuses one of them.
         """
         self._original, self._fused, self._providers, self._closeness = original, fused, providers, closeness
         self.bounds = original.bounds
-        self._sessions = original.session(providers), fused.session(providers)
         self.names = [info.name for info in original.model.graph.output]
-        self._giving: _Giving | None = None
         self._begun: tuple[Run, Future[_Results]] | None = None
+        with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:
+            giving = pool.submit(self._made, kinds)
+            self._session = original.session(providers)
+        self._giving = giving.result()
 
-    def give(self, kinds: Mapping[str, int]) -> None:
-        """Let the fused model's runs give values of its main graph too, by name and type; not where the runtime
-        refuses that, as it may say once more of what it ran without."""
-        extra = [(name, kind) for name, kind in kinds.items() if name not in self.names]
-        with suppress(VerificationError):
-            self._giving = _Giving(self._fused.session(self._providers, extra), extra, kinds)
+    def _made(self, kinds: Mapping[str, int] | None) -> _Giving | None:
+        """The fused model's session that gives these values too; where there is none, that without them is made."""
+        extra = [(name, kind) for name, kind in (kinds or {}).items() if name not in self.names]
+        if kinds is not None:
+            with suppress(VerificationError):
+                return _Giving(self._fused.session(self._providers, extra), extra, kinds)
+        _ = self._plain
+        return None
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A session of the fused model that gives its outputs alone."""
+        return self._fused.session(self._providers)
 
     def original(self, run: Run, beside: bool = False) -> list[Any]:
         """The original's outputs; ``beside``: while the fused model runs already, for ``compare`` of this very run.
@@ -115,10 +128,10 @@ class Whole:
             VerificationError: the run fails.
         """
         if not beside:
-            return run_model(self._sessions[0], self._original.model, run)
+            return run_model(self._session, self._original.model, run)
         with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:  # where the original fails, the other has ended too
             self._begun = run, pool.submit(self._fused_results, run)
-            return run_model(self._sessions[0], self._original.model, run)
+            return run_model(self._session, self._original.model, run)
 
     def _results(self, run: Run) -> _Results:
         """What the fused model gives: what it gave beside the original if it ran there.
@@ -135,7 +148,7 @@ class Whole:
             with suppress(VerificationError):  # of no memory for all that, say
                 results = run_model(giving.session, self._fused.model, run)
                 return results[:len(self.names)], named(self._fused, giving.extra, results, giving.kinds)
-        return run_model(self._sessions[1], self._fused.model, run), {}
+        return run_model(self._plain, self._fused.model, run), {}
 
     def compare(self, run: Run, wanted: Sequence[Any]) -> Compared:
         """The fused model's outputs beside the original's, ``wanted``; all outputs differ where it does not run on
@@ -149,7 +162,7 @@ class Whole:
             seen = compared(self.names, got, wanted, self._closeness)
             if seen and inner:
                 # Where a value leaves the graph the runtime may keep a cast that it leaves out else.
-                got, inner = run_model(self._sessions[1], self._fused.model, run), {}
+                got, inner = run_model(self._plain, self._fused.model, run), {}
                 seen = compared(self.names, got, wanted, self._closeness)
         except BoundsError:
             raise
@@ -196,6 +209,19 @@ def _worst(known: dict[str, float], found: Sequence[OutputDifference]) -> None:
         known[entry.output] = max(known.get(entry.output, 0.0), entry.error)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What ``on_device`` compares, as far as it may be had before the kernels are known to be sound: none of them runs.
+
+    Attributes:
+        wanted: the original's outputs in each run; kernels: a session of the fused model with its kernels, if one could
+            be made.
+    """
+
+    wanted: Sequence[Sequence[Any]]
+    kernels: Any | None = None
+
+
 def results_on_device(original: Slim, runs: Sequence[Run], providers: Sequence[Any]) -> list[list[Any]]:
     """The original's outputs in runs on a device.
 
@@ -206,19 +232,18 @@ def results_on_device(original: Slim, runs: Sequence[Run], providers: Sequence[A
     return [run_model(plain, original.model, run) for run in runs]
 
 
-def on_device(wanted: Sequence[Sequence[Any]], fused: Slim, runs: Sequence[Run], providers: Sequence[Any],
-              closeness: Closeness = EXACT) -> tuple[OutputDifference, ...]:
-    """Every output with the kernels running beside the original's on the same device, ``wanted``, where it is farthest
-    off.
+def on_device(begun: Begun, fused: Slim, runs: Sequence[Run], providers: Sequence[Any], closeness: Closeness = EXACT
+              ) -> tuple[OutputDifference, ...]:
+    """Every output with the kernels running beside the original's on the same device, where it is farthest off.
 
     Raises:
         VerificationError: a run fails.
         KernelError: a kernel cannot be had.
     """
     names = [info.name for info in fused.model.graph.output]
-    kernels = fused.fused_session(providers)
+    kernels = begun.kernels or fused.fused_session(providers)
     worst: dict[str, OutputDifference] = {}
-    for run, theirs in zip(runs, wanted, strict=True):
+    for run, theirs in zip(runs, begun.wanted, strict=True):
         got = run_model(kernels, fused.model, run)
         keep_worst(worst, [measured(name, a, b, closeness) for name, a, b in zip(names, got, theirs, strict=True)
                            if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)], run)
