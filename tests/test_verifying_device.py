@@ -320,6 +320,44 @@ def test_of_a_sample_no_more_leaves_the_device(runner: OnDevice, on_cpu: list[in
     assert together == 4 * [len(chosen)] and max(sizes) <= BLOCK
 
 
+@pytest.mark.parametrize(("more", "samples"), [(0, 0), (-1, 4)])
+def test_all_is_compared_where_that_is_quicker(more: int, samples: int, runner: OnDevice, on_cpu: list[int],
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the runner says."""
+    taken: list[int] = []
+    gather = DeviceArray.gathered
+    monkeypatch.setattr(DeviceArray, "gathered", lambda self, pieces: (taken.append(1), gather(self, pieces))[1])
+    x = np.random.default_rng(0).uniform(1, 2, (MOST // 64 + 1, 64)).astype(np.float32)
+    text = "g (float[n, 64] x) => (float[n, 64] y) { t = Tanh(x) y = Mul(t, x) }"
+    runner.most = x.size + more
+    result, alone = judged(runner, text, x=x), judged(EmulatedRunner(), text, x=x)
+    assert (result.verdict, result.inputs, result.variants) == (alone.verdict, alone.inputs, alone.variants)
+    assert result.verdict == "passed" and len(taken) == samples and len(on_cpu) == 2 + len(FINITE_EDGES)
+
+
+def test_one_wrong_element_that_no_sample_has(runner: OnDevice, on_cpu: list[int]) -> None:
+    """On edges of the inputs, where all elements are looked at on the device."""
+    x = np.random.default_rng(0).uniform(1, 2, (MOST // 16, 64)).astype(np.float32)
+    chosen = sample(x.size)
+    assert chosen is not None
+    place = min({*range(x.size)} - {*chosen.tolist()})
+    real = runner.kernel
+
+    def spoiled(node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array], variant: int | None
+                ) -> list[Array]:
+        (result,) = real(node, model, feeds, variant)
+        if np.array_equal(feeds["x0"], -x):
+            result.reshape(-1)[place] *= 1.01
+        return [result]
+
+    runner.kernel = spoiled  # type: ignore[method-assign]
+    text = "g (float[n, 64] x) => (float[n, 64] y) { t = Tanh(x) y = Mul(t, x) }"
+    assert judged(runner, text, x=x).verdict == "passed"
+    runner.most = x.size
+    result = judged(runner, text, x=x)
+    assert result.verdict == "failed" and result.message.startswith("output 0 of 1 on negative: 1 of")
+
+
 def test_arrays_on_a_device_are_compared_as_others(runner: OnDevice) -> None:
     """Worst element, errors and shapes are told alike."""
     made, node = fused(NORM)

@@ -34,6 +34,7 @@ class EmulatedRunner:
     name = "the CPU emulator"
     providers: Sequence[Any] = CPU
     workers = 1
+    most = 0
 
     def __init__(self, sm: int = 90) -> None:
         self.sm = sm

@@ -50,7 +50,9 @@ class Device:
         self.cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def _call(self, function: str, *arguments: Any) -> None:
-        code = getattr(self._library, function)(*arguments)
+        self._check(function, getattr(self._library, function)(*arguments))
+
+    def _check(self, function: str, code: int) -> None:
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
@@ -113,13 +115,18 @@ class Device:
         return buffer.raw[:size]
 
     def gather(self, addresses: Sequence[int], size: int) -> bytes:
-        """``size`` bytes at each of some device addresses, after all work of the device: one download for all."""
+        """``size`` bytes at each of some device addresses, after all work of the device: one download for all.
+
+        Python's lock is kept in the copies that go before: each only joins a queue, and other threads that took the
+        lock meanwhile would give it back milliseconds later.
+        """
         self.synchronise()
         found = self.allocate(size * len(addresses))
+        copy = ctypes.PyDLL(self._library._name, handle=self._library._handle).cuMemcpyDtoDAsync_v2
         try:
             for number, address in enumerate(addresses):
-                self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(found + size * number), ctypes.c_uint64(address),
-                           ctypes.c_size_t(size), None)
+                self._check("cuMemcpyDtoDAsync_v2", copy(
+                    ctypes.c_uint64(found + size * number), ctypes.c_uint64(address), ctypes.c_size_t(size), None))
             return self.download(found, size * len(addresses))
         finally:
             self.free(found)
