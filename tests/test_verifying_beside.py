@@ -7,7 +7,6 @@ Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from emulated import EmulatedRunner
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from onnxfuse.errors import VerificationError
+from onnxfuse.errors import OutputError, VerificationError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.verifying import Verification, capture, kernels, verify, whole
@@ -250,19 +249,20 @@ def test_what_comes_of_it_is_the_same(model: onnx.ModelProto, monkeypatch: pytes
 
 
 class Compiling(EmulatedRunner):
-    """What is prepared is ready once ``begun`` is set, for which it waits a second at most; kernels need it."""
+    """What is prepared is ready once a model has ``begun`` to run, and a kernel has: it waits a second for each at
+    most."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.waited, self.ready = Event(), False, False
+        self.begun, self.waited, self.ran, self.beside, self.ready = Event(), False, Event(), False, False
 
     def prepare(self, model: onnx.ModelProto) -> None:
         self.waited = self.begun.wait(1)
-        time.sleep(0.2)
+        self.beside = self.ran.wait(1)
         self.ready = True
 
     def kernel(self, *given: Any) -> list[Array]:
-        assert self.ready
+        self.ran.set()
         return super().kernel(*given)
 
 
@@ -281,7 +281,18 @@ def prepared(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Compiling:
 
 
 def test_kernels_are_compiled_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prepared(monkeypatch).waited
+    runner = prepared(monkeypatch)
+    assert runner.waited and runner.beside
+
+
+def test_what_cannot_be_prepared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's text that cannot be dumped, say."""
+    def failing(self: Compiling, model: onnx.ModelProto) -> None:
+        raise OutputError("there is no room")
+
+    monkeypatch.setattr(Compiling, "prepare", failing)
+    with pytest.raises(OutputError, match="there is no room"):
+        verify(fused(parse(LAYERS), n=16), Compiling())
 
 
 def test_kernels_are_compiled_before_runs_that_may_need_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,9 +157,9 @@ class DeviceExtents:
                 yield cupy.asnumpy(result)
 
     def _kernels(self) -> dict[str, cupy.RawKernel]:
+        image = b"" if self._loaded else default_compiler().image(source(), self._architecture)
         with TURN:
             if not self._loaded:
-                image = default_compiler().image(source(), self._architecture)
                 self._loaded = load_kernels(image, source().kernels, self._device)
             return self._loaded
 

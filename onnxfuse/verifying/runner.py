@@ -60,8 +60,8 @@ class KernelRunner(Protocol):
         ...
 
     def prepare(self, model: onnx.ModelProto) -> None:
-        """Called once before a model's nodes are run, in a thread of its own perhaps; a kernel that cannot be had is no
-        error yet."""
+        """Called once before a model's nodes are run, in a thread of its own perhaps, which may not have ended when the
+        first of them are; a kernel that cannot be had is no error yet."""
         ...
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],

@@ -90,33 +90,31 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     allowed = allowed or Allowed()
     work = _Work(subject, input_sets(inputs), nodes, runner, step, allowed.plain)
     notes = work.notes
-    step("checking the fused model", 0, 1)
-    message = checker_message(rewritten.model)
-    if message and (own := checker_message(subject.loaded.proto)):
-        notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
-        message = ""
-    exact = exact_form(subject.loaded, rewritten.model)
-    if exact is not subject.loaded:
-        notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
-                     "comparison.")
-    with sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, "onnxfuse-prepare") as pool:
         preparing = work.preparing(pool, bounds)
-        compared = work.first_that_runs(original, fused)
-        if isinstance(compared, VerificationError):
-            whole = WholeResult(not message, None, message=message or compared.message)
-            return Verification(None, (), whole, not_run(nodes, compared.message), tuple(notes))
-        runs, found = compared.runs, tuple(compared.differences.values())
-        results = not_run(nodes, NO_GPU)
-        device: tuple[OutputDifference, ...] = ()
-        if runner is not None and nodes:
-            preparing.result()
-            kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
-            begun = kernels.begin(pool, (original, fused), runs)
-            results = kernels.verified((original, fused), runs, compared.inner)
-            if all(result.verdict != "failed" for result in results):
-                device = kernels.on_device((original, fused), runs, allowed.kernels, begun)
-        first = "" if compared.apart is None else first_apart(
-            subject.graph, nodes, (original, fused), compared.apart, compared.providers, allowed.plain)
+        message = work.checked()
+        exact = exact_form(subject.loaded, rewritten.model)
+        if exact is not subject.loaded:
+            notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
+                         "comparison.")
+        with (sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused),
+              ThreadPoolExecutor(1, "onnxfuse-beside") as beside):
+            compared = work.first_that_runs(original, fused)
+            if isinstance(compared, VerificationError):
+                whole = WholeResult(not message, None, message=message or compared.message)
+                return Verification(None, (), whole, not_run(nodes, compared.message), tuple(notes))
+            runs, found = compared.runs, tuple(compared.differences.values())
+            results = not_run(nodes, NO_GPU)
+            device: tuple[OutputDifference, ...] = ()
+            if runner is not None and nodes:
+                kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
+                begun = kernels.begin(beside, (original, fused), runs)
+                results = kernels.verified((original, fused), runs, compared.inner)
+                preparing.result()
+                if all(result.verdict != "failed" for result in results):
+                    device = kernels.on_device((original, fused), runs, allowed.kernels, begun)
+            first = "" if compared.apart is None else first_apart(
+                subject.graph, nodes, (original, fused), compared.apart, compared.providers, allowed.plain)
     whole = WholeResult(not message, not found, found, device, message or compared.message,
                         tuple(compared.outputs.values()), first)
     return Verification(runner.name if runner else None, tuple(run.about for run in runs), whole, results, tuple(notes))
@@ -189,6 +187,15 @@ class _Work:
     step: Progress
     closeness: Closeness = EXACT
     notes: list[str] = field(default_factory=list)
+
+    def checked(self) -> str:
+        """What ``onnx.checker`` has against the fused model and not against the original."""
+        self.step("checking the fused model", 0, 1)
+        message = checker_message(self.subject.rewritten.model)
+        if message and (own := checker_message(self.subject.loaded.proto)):
+            self.notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
+            return ""
+        return message
 
     def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
         """``whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
@@ -298,7 +305,8 @@ class _Work:
         return chosen
 
     def preparing(self, pool: ThreadPoolExecutor, bounds: Bounds) -> Future[None]:
-        """Have the runner compile what it will run: beside the first runs, where they leave memory for that."""
+        """Have the runner compile what it will run: beside the first runs, where they leave memory for that, and the
+        first nodes, which wait for their own kernels."""
         runner, model = self.runner, self.subject.rewritten.model
         ledger = self._first_ledger
         if runner is not None and self.fused and ledger is not None and bounds.holds(ledger, 2, 3 * GROUP_BYTES):
