@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 from onnxfuse.errors import KernelError
@@ -48,7 +48,7 @@ def compile_all(
     Raises:
         OutputError: a kernel cannot be dumped.
     """
-    with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "onnxfuse-compile") as pool:
+    with ThreadPoolExecutor(_workers(), "onnxfuse-compile") as pool:
         # The longest texts first: one that were begun last would have the processors to itself.
         running = {pool.submit(make, *task): task for task in sorted(tasks, key=lambda task: -len(task[0].source))}
         try:
@@ -64,6 +64,10 @@ def compile_all(
             pool.shutdown(cancel_futures=True)
 
 
+def _workers() -> int:
+    return min(_MOST_WORKERS, os.cpu_count() or 1)
+
+
 class ReadBack:
     """``planning.spills.Compiled`` from what NVRTC says for one architecture."""
 
@@ -73,16 +77,30 @@ class ReadBack:
         self._asked = _as_sessions_do(architecture)
         self._progress, self._compiler = progress, compiler or default_compiler()
         self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError | None] = {}
+        self._begun: dict[KernelSource, Future[dict[str, KernelFigures] | None]] = {}
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """See ``Compiled``."""
+        pool = ThreadPoolExecutor(_workers(), "onnxfuse-compile")
+        for source, architecture in sorted(self._missing(kernels), key=lambda task: -len(task[0].source)):
+            if source not in self._begun:
+                self._begun[source] = pool.submit(self._compiler.figures, source, architecture)
+        pool.shutdown(wait=False)  # its threads end behind the last of them
 
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """See ``Compiled``."""
-        sources = [source_of(kernel.source, kernel.plan) for kernel in kernels]
-        missing = [source for source in dict.fromkeys(sources) if source not in self._known and source.kernels]
-        tasks = [(source, self._asked) for source in missing]
-        for (source, _), found in compile_all(tasks, self._compiler.figures, self._progress):
+        for (source, _), found in compile_all(self._missing(kernels), self._made, self._progress):
             lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found
-        return [self._known.get(source) for source in sources]
+        return [self._known.get(source_of(kernel.source, kernel.plan)) for kernel in kernels]
+
+    def _missing(self, kernels: Sequence[Kernel]) -> list[Task]:
+        sources = dict.fromkeys(source_of(kernel.source, kernel.plan) for kernel in kernels)
+        return [(source, self._asked) for source in sources if source not in self._known and source.kernels]
+
+    def _made(self, source: KernelSource, architecture: str) -> Mapping[str, KernelFigures] | None:
+        begun = self._begun.pop(source, None)
+        return self._compiler.figures(source, architecture) if begun is None else begun.result()
 
 
 def source_of(text: str, plan: LaunchPlan) -> KernelSource:

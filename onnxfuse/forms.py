@@ -41,7 +41,7 @@ from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.spills import Compiled
+from onnxfuse.planning.spills import Compiled, Spills
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
@@ -164,6 +164,10 @@ class Draft:
         """The whole plan after what the compiler says, where it is asked."""
         return self.uncompiled if compiled is None else finished(self.plan, self.context.compiling(compiled))
 
+    def begin(self, compiled: Compiled) -> None:
+        """Have the compiler begin with what ``compiled`` will wait for."""
+        Spills(self.context.costs, self.context.objective, compiled, self.context.kernels).begin(self.plan.fusions)
+
     def seconds(self, plan: Plan) -> float:
         """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
         every = (node for graph in self.form.graph.walk() for node in graph.nodes)
@@ -220,7 +224,7 @@ class Drafting:
         kept: set[str] = set()
         told: tuple[Refusal, ...] = ()
         for _ in range(MOST_PLANS):
-            draft, plan = self._better(self.with_biases_apart(form, kept, told), compiled)
+            draft, plan = self._better(self.with_biases_apart(form, kept, told, compiled), compiled)
             sums = separated_sums(draft.form.loaded.proto)
             lost = sorted((sums & _results(draft.uncompiled)) - _results(plan))
             if not lost:
@@ -236,9 +240,11 @@ class Drafting:
         context = self.context(form)
         return Draft(form, context, drafted(context), tuple(told))
 
-    def with_biases_apart(self, form: Form, kept: Collection[str] = (), why: tuple[Refusal, ...] = ()) -> Draft:
+    def with_biases_apart(self, form: Form, kept: Collection[str] = (), why: tuple[Refusal, ...] = (),
+                          compiled: Compiled | None = None) -> Draft:
         """The form in which those biases are apart that fused nodes take in, but for some that are ``kept``, by what
-        their convolutions and products compute, and why."""
+        their convolutions and products compute, and why.  ``compiled`` begins with kernels of a draft that will hardly
+        lose to another, beside what is planned with nothing compiled."""
         if BIASES in self.forming.rules.disabled:
             return self.draft(form)
         biases, told = separable(form.graph, form.costs.groups, self.forming.convolutions)
@@ -247,6 +253,8 @@ class Drafting:
         told += (*idle, *why)
         for _ in range(MOST_PLANS if biases else 0):
             tried = self.draft(self.forming.apart(form, biases), told)
+            if compiled is not None and not _may_lie_otherwise(tried.plan):
+                tried.begin(compiled)
             taken = _results(tried.uncompiled)
             lost = [name for name in biases if name not in taken]
             if not lost:

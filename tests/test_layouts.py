@@ -183,13 +183,17 @@ def test_what_was_measured_slower_does_not(tmp_path: Path) -> None:
 
 
 class Compiling:
-    """Stands in for the compiler: it takes those texts that ``takes`` does, and says nothing of them."""
+    """Stands in for the compiler: it takes those texts that ``takes`` does, and says nothing of them.  Those that it is
+    to begin with are asked for too."""
 
     architecture = "sm_90"
     whole = True
 
     def __init__(self, takes: Callable[[Kernel], bool]) -> None:
         self.takes, self.asked = takes, set[str]()
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        self.asked.update(kernel.source for kernel in kernels)
 
     def figures(self, kernels: Sequence[Kernel]) -> list[KernelError | None]:
         self.asked.update(kernel.source for kernel in kernels)

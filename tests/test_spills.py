@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 from cli_models import CHAIN, run, write
+from onnx import numpy_helper
 from test_horizontal import QKV
 
 from onnxfuse import api
@@ -63,6 +66,11 @@ class Said:
     architecture: str = "sm_90"
     whole: bool = True
     asked: list[str] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        assert not self.asked
+        self.begun += [kernel.plan.variants[0].launches[0].kernel for kernel in kernels]
 
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """One entry a kernel."""
@@ -257,6 +265,54 @@ def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:
     first, second = reading.figures([kernel, kernel])
     assert first == second == reading.figures([kernel])[0]
     assert told == [(1, 1)]
+
+
+class Waiting(Compiler):
+    """Compiles once it may; counts what it is asked for."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(cache)
+        self.may, self.count = Event(), 0
+
+    def figures(self, kernel: KernelSource, architecture: str) -> dict[str, KernelFigures] | None:
+        self.count += 1
+        assert self.may.wait(60)
+        return super().figures(kernel, architecture)
+
+
+def test_what_is_begun_is_compiled_once_and_waited_for_where_it_is_asked_for(tmp_path: Path) -> None:
+    """A text that does not compile is told as one that was not begun."""
+    kernel = named(only(planned(SHORT)).kernel)
+    other = replace(kernel, code=Given('extern "C" __global__ void other() {}'))
+    broken = replace(kernel, code=Given("no text"))
+    wanted = ReadBack("sm_90", compiler=Compiler(Cache(tmp_path / "alone", "test"))).figures([kernel, other, broken])
+    compiler = Waiting(Cache(tmp_path / "begun", "test"))
+    reading = ReadBack("sm_90", compiler=compiler)
+    reading.begin([kernel, broken])
+    reading.begin([kernel])
+    compiler.may.set()
+    found = reading.figures([kernel, other, broken])
+    assert list(map(str, found)) == list(map(str, wanted)) and compiler.count == 3
+    assert [type(each) for each in found] == [dict, KernelError, KernelError]
+    reading.begin([kernel])
+    assert compiler.count == 3
+
+
+def test_a_draft_is_compiled_while_it_is_planned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With biases apart; a form without is compiled once it is taken."""
+    said = Said({})
+    monkeypatch.setattr("onnxfuse.pipeline.read_back", lambda *_: (said, ()))
+    model = onnx.parser.parse_model(
+        HEAD + "g (float16[8, 64, 64, 64] x) => (float16[8, 64, 64, 64] y) { c = Conv(x, w, b) y = Relu(c) }")
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones(shape, np.float16), name)
+                                   for name, shape in (("w", (64, 64, 1, 1)), ("b", (64,))))
+    made = optimise(model, Options(target="H200", verify=False, compile=True, database=False, least_gain=0.0))
+    assert [node.op for node in only(made).nodes] == ["Add", "Relu"]
+    assert len(said.begun) == 1 and said.begun[0] in said.asked
+    said.asked.clear()
+    said.begun.clear()
+    planned(SHORT, compile=True)
+    assert said.asked and not said.begun
 
 
 @pytest.mark.parametrize("target", ["A100", "H200"])

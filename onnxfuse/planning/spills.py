@@ -67,6 +67,10 @@ class Compiled(Protocol):
     architecture: str
     whole: bool
 
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """Compile texts for which ``figures`` will be asked, and wait for none."""
+        ...
+
     def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError | None]:
         """Of each text, what the compiler made of its kernels, by name, why it does not compile, or None where it does
         and the compiler does not say more."""
@@ -105,9 +109,16 @@ class Spills:
 
     def compile(self, fusions: Sequence[Region]) -> None:
         """Compile the kernels of many fusions at once."""
+        self.compiled.figures(self._texts(fusions))
+
+    def begin(self, fusions: Sequence[Region]) -> None:
+        """The same, not waited for."""
+        self.compiled.begin(self._texts(fusions))
+
+    def _texts(self, fusions: Sequence[Region]) -> list[Kernel]:
         sizes = self.costs.ledger.sizes
         distinct = {(id(fusion.kernel), str(shapes_of(fusion.tensors, sizes))): fusion for fusion in fusions}
-        self.compiled.figures([self._text(fusion, fusion.kernel) for fusion in distinct.values()])
+        return [self._text(fusion, fusion.kernel) for fusion in distinct.values()]
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read
