@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_models import parse
+from onnx import TensorProto
 from test_native_plan import native
 from test_verifying_several import OnCpu
 
@@ -135,6 +136,23 @@ def test_one_session_runs_all(subject: Optimised) -> None:
     assert len(plans) == len(ways) and all(chosen(full, given, way)[1] is given for way in ways)
     alone = replace(node, plan=replace(node.plan, variants=node.plan.variants[-1:]))
     assert [chosen(alone, given, way) for way in (None, 0)] == [(alone.plan, given)] * 2
+
+
+def test_inputs_cross_the_bus_once(subject: Optimised) -> None:
+    """For all variants; of an edge those that changed, and none in another type."""
+    (node,) = read_fused(subject.model)
+    given, runner = feeds(node, 5), Counting()
+    weights = f"x{list(node.tensors).index('w')}"
+    seen = []
+    for variant, arrays in ((0, given), (1, given), (None, {**feeds(node, 6), weights: given[weights]})):
+        runner.kernel(node, subject.model, arrays, variant)
+        seen.append({name: held.value for name, held in runner._inputs.held.items() if name in given})
+    assert all(seen[0][name] is seen[1][name] for name in given)
+    assert [name for name in given if seen[1][name] is seen[2][name]] == [weights]
+    half = runner._inputs.held[weights]
+    assert runner._inputs.placed(weights, half.given, TensorProto.FLOAT).value is not half.value
+    runner.forget()
+    assert not runner._inputs.held
 
 
 def test_a_text_is_made_once_for_all_edges(subject: Optimised, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from onnxfuse.verifying.comparison import compared
 from onnxfuse.verifying.device_arrays import DeviceArray, on_host
 from onnxfuse.verifying.device_bodies import FINITE, device_body, unsuited
 from onnxfuse.verifying.device_extents import DeviceExtents
+from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.device_references import DeviceReferences
 from onnxfuse.verifying.evaluate import CPU, exact_options
 from onnxfuse.verifying.extents import extents
@@ -97,6 +98,7 @@ class OnDevice(EmulatedRunner):
 
     exact = CudaRunner.exact  # type: ignore[assignment]
     forget = CudaRunner.forget  # type: ignore[assignment]
+    _inputs = DeviceInputs(0, "cpu")
 
 
 @pytest.fixture
@@ -278,12 +280,12 @@ def test_inputs_cross_the_bus_in_their_own_types(runner: OnDevice) -> None:
     (found,), (wanted,) = (each or [] for each in (
         runner.references.outputs(body, feeds, [X.shape]), reference.outputs(feeds)))
     assert np.array_equal(on_host(found), wanted)
-    held = runner.references._held[weights].value
+    held = runner.references._inputs.held[weights].value
     runner.references.outputs(body, {name: array if name == weights else array + 1 for name, array in feeds.items()},
                               [X.shape])
-    assert runner.references._held[weights].value is held
+    assert runner.references._inputs.held[weights].value is held
     runner.references.forget()
-    assert not runner.references._held
+    assert not runner.references._inputs.held
 
 
 def test_a_device_that_does_not_answer_any_more(runner: OnDevice, on_cpu: list[int],

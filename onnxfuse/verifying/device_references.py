@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,13 +21,13 @@ from onnxfuse.measuring.machine import Memory
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray
 from onnxfuse.verifying.device_bodies import FINITE
+from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.evaluate import (
     CPU,
     Kind,
     exact_options,
     kind_of,
     opsets_of,
-    plain_feeds,
     probe_model,
     with_plain_borders,
 )
@@ -47,16 +46,6 @@ _NO_CPU = ("session.disable_cpu_ep_fallback", "1")
 """Setting of a session whose nodes may not run on the CPU."""
 
 
-@dataclass(frozen=True)
-class _Held:
-    """An input on the GPU: the array that was given, what it was copied from, and what has the copy."""
-
-    given: Array
-    name: str
-    host: Array
-    value: Any
-
-
 class DeviceReferences:
     """Runs ``device_bodies`` one after another, and holds the session and inputs of one of them.
 
@@ -70,7 +59,7 @@ class DeviceReferences:
         self._known: dict[Kind, bool] = {} if known is None else known
         self._refused: set[bytes] = set()
         self._session: tuple[bytes, Any] = b"", None
-        self._held: dict[str, _Held] = {}
+        self._inputs = DeviceInputs(device, memory)
 
     def outputs(self, model: onnx.ModelProto, feeds: Mapping[str, Array], shapes: Sequence[tuple[int, ...]]
                 ) -> list[DeviceArray] | None:
@@ -100,7 +89,8 @@ class DeviceReferences:
 
     def forget(self) -> None:
         """Hold no session and no inputs."""
-        self._session, self._held = (b"", None), {}
+        self._session = b"", None
+        self._inputs.forget()
 
     def free_bytes(self) -> int:
         """Of the GPU's memory."""
@@ -128,7 +118,7 @@ class DeviceReferences:
             self._session = raw, session
         binding = session.io_binding()
         for info in model.graph.input:
-            held = self._placed(info.name, feeds[info.name], info.type.tensor_type.elem_type)
+            held = self._inputs.placed(info.name, feeds[info.name], info.type.tensor_type.elem_type)
             binding.bind_ortvalue_input(held.name, held.value)
         for info in model.graph.output:
             binding.bind_output(info.name, *(["cpu"] if info.name == FINITE else [self._where, self._device]))
@@ -141,17 +131,6 @@ class DeviceReferences:
                 self._refused.add(raw)
             return None
         return [DeviceArray(value, self._memory, value.data_ptr(), tuple(value.shape())) for value in results]
-
-    def _placed(self, name: str, given: Array, kind: int) -> _Held:
-        """An input on the GPU.  What edges of a run leave as it is, weights above all, is copied once for all."""
-        held = self._held.get(name)
-        if held is None or held.given is not given:
-            ((formal, plain),) = plain_feeds({name: given}, {name: kind}).items()
-            host = np.asarray(plain, order="C")  # in host memory ONNX Runtime works in the array itself
-            where = "cpu" if name.startswith("h") else self._where
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(host, where, self._device)
-            held = self._held[name] = _Held(given, formal, host, value)
-        return held
 
     @cached_property
     def _memory(self) -> Memory:

@@ -21,8 +21,9 @@ from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.choices import chosen
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values
 from onnxfuse.verifying.device_extents import DeviceExtents, source
+from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
-from onnxfuse.verifying.evaluate import Kind, array_type, exact_options, plain_feeds, with_plain_borders
+from onnxfuse.verifying.evaluate import Kind, array_type, exact_options, with_plain_borders
 from onnxfuse.verifying.extents import Extent
 
 Array = NDArray[Any]
@@ -212,6 +213,7 @@ class CudaRunner:
     def forget(self) -> None:
         """See ``KernelRunner``."""
         self._references.forget()
+        self._inputs.forget()
 
     @property
     def _references(self) -> DeviceReferences:
@@ -220,6 +222,12 @@ class CudaRunner:
             found: DeviceReferences = self._of_threads.references
         except AttributeError:
             found = self._of_threads.references = DeviceReferences(self.device, self.memory, self._kinds)
+        return found
+
+    @property
+    def _inputs(self) -> DeviceInputs:
+        """Of kernels that this thread runs; references have their own, which no kernel may write to."""
+        found: DeviceInputs = self._of_threads.__dict__.setdefault("inputs", DeviceInputs(self.device, self.memory))
         return found
 
     @cached_property
@@ -305,15 +313,13 @@ class CudaRunner:
 
     def _bound(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
                shapes: Sequence[tuple[int, ...]] | None, kept: list[Array]) -> Any:
-        """Inputs and poisoned outputs on the device; ``kept``: what has to stay in host memory meanwhile."""
+        """Inputs and poisoned outputs on the device; ``kept``: what of these has to stay in host memory meanwhile."""
         import onnxruntime
 
         binding = session.io_binding()
-        for name, array in plain_feeds(feeds, kinds).items():
-            where = "cpu" if name.startswith("h") else self.memory
-            kept.append(np.asarray(array, order="C"))
-            binding.bind_ortvalue_input(
-                name, onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], where, self.device))
+        for name, kind in kinds.items():
+            held = self._inputs.placed(name, feeds[name], kind)
+            binding.bind_ortvalue_input(held.name, held.value)
         names = [output.name for output in session.get_outputs()]
         for place, (name, kind) in enumerate(zip(names, outputs, strict=True)):
             if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
