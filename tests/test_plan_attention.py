@@ -95,11 +95,15 @@ def test_what_has_no_kernel_says_why(case: str) -> None:
     assert not attentions(made) and any(reason in message for _, message in reasons(made))
 
 
-def test_products_that_are_no_attention_are_not_spoken_of() -> None:
-    """A norm between two products is no softmax."""
-    made = fuse("""    g (float16[B,S,768] x, float16[768,768] w, float16[768] c) => (float16[B,S,768] y) {
-      q = MatMul(x, w) n = LayerNormalization(q, c, c) r = Relu(n) y = MatMul(r, w)
-    }""", target=attentive())
+@pytest.mark.parametrize("between", [
+    "n = LayerNormalization(q, c, c) r = Relu(n)",
+    "m = ReduceMax<axes = [-1], keepdims = 1>(q) r = Sub(q, m)",
+], ids=["a norm", "rows less their maxima"])
+def test_products_that_are_no_attention_are_not_spoken_of(between: str) -> None:
+    """What is between two products is no softmax."""
+    made = fuse(f"""    g (float16[B,S,768] x, float16[768,768] w, float16[768] c) => (float16[B,S,768] y) {{
+      q = MatMul(x, w) {between} y = MatMul(r, w)
+    }}""", target=attentive())
     assert not attentions(made) and not reasons(made)
 
 
