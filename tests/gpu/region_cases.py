@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx
+from depthwise import subject_of
 
 from onnxfuse.pipeline import Options, optimise, written
 from onnxfuse.region import Region
@@ -35,9 +36,6 @@ CASES = {
         { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }""",
     "a depthwise convolution": """g (T[2,24,31,33] x, T[24,1,5,5] w, T[24] b) => (T[2,24,31,33] y)
         { c = Conv<group = 24, pads = [2,2,2,2]>(x, w, b) y = Relu(c) }""",
-    "a depthwise convolution, channels last": """g (T[2,31,33,24] x, T[24,1,5,5] w, T[24] b) => (T[2,16,17,24] y)
-        { i = Transpose<perm = [0,3,1,2]>(x) c = Conv<group = 24, pads = [2,2,2,2], strides = [2,2]>(i, w, b)
-          r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
     "a stem": """g (T[2,3,37,35] x, T[24,3,3,3] w) => (T[2,24,19,18] y)
         { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) s = Sigmoid(c) y = Mul(c, s) }""",
     "a stem, channels last": """g (T[2,3,37,35] x, T[24,3,3,3] w) => (T[2,19,18,24] y)
@@ -109,11 +107,26 @@ CASES = {
 }
 
 
+WHOLE = {
+    "a depthwise convolution, channels last": """g (T[2,31,33,24] x, T[24,1,5,5] w, T[24] b) => (T[2,16,17,24] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) c = Conv<group = 24, pads = [2,2,2,2], strides = [2,2]>(i, w, b)
+          r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a depthwise convolution of 7 x 7, channels last": """g (T[2,15,13,56] x, T[56,1,7,7] w, T[56] b)
+        => (T[2,15,13,56] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) c = Conv<group = 56, pads = [3,3,3,3]>(i, w, b)
+          s = Sigmoid(c) m = Mul(c, s) y = Transpose<perm = [0,2,3,1]>(m) }""",
+    "a depthwise convolution, dilated, channels last": """g (T[3,17,19,40] x, T[40,1,3,3] w) => (T[3,16,18,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) r = Relu(i) c = Conv<group = 40, pads = [1,2,2,1], dilations = [2,2]>(r, w)
+          y = Transpose<perm = [0,2,3,1]>(c) }""",
+}
+"""Cases of which all is one region, as it is in larger models: alone their views would stay outside."""
+
+
 def cases(target: str) -> Iterator[tuple[str, Region]]:
     """The regions of each case with each of their kernels for a GPU, by the case and the way to run it."""
-    for name, text in CASES.items():
+    for name, text in {**CASES, **WHOLE}.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
         plan = optimise(model, Options(target=target, verify=False, database=False, eager=True))
-        for subject in subjects_of(plan)[0]:
+        for subject in [subject_of(plan)] if name in WHOLE else subjects_of(plan)[0]:
             for way, kernel in subject.kernels.items():
                 yield f"{name}, {way}", written(replace(subject.fusion, made=kernel))
