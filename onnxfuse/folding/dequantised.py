@@ -34,11 +34,10 @@ def shared(graph: Graph) -> tuple[Shared, ...]:
     found = []
     for value in graph.values.values():
         numbers = quantised(value)
-        if numbers is None or numbers.is_constant or value.is_output or value.inner or any(
-                reader.has_subgraph for reader in value.consumers):
+        if numbers is None or numbers.is_constant or not value.is_local:
             continue
         groups: dict[Hashable, list[str]] = {}
-        for reader in dict.fromkeys(value.consumers):
+        for reader in value.consumers:
             first = next((each for each in reader.outputs if each is not None), None)
             if first is not None:
                 groups.setdefault(_group(reader, value, first), []).append(first.name)

@@ -62,7 +62,7 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
     found = []
     for name in {**around, **_weights(convolutions)}:
         value = graph.values.get(name)
-        if value is None or value.rank is None or not _may_have_pair(value) or _lies_as_numbers(value, around):
+        if value is None or value.rank is None or not value.is_local or _lies_as_numbers(value, around):
             continue
         groups: dict[Node, list[str]] = {}
         for reader in value.consumers:
@@ -77,15 +77,10 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
     return tuple(sorted(found, key=lambda each: order[each.value]))
 
 
-def _may_have_pair(value: Value) -> bool:
-    """Whether a pair may stand behind a value: nobody outside of its graph knows it."""
-    return not value.is_output and not value.inner and not any(reader.has_subgraph for reader in value.consumers)
-
-
 def _lies_as_numbers(value: Value, around: Mapping[str, Value]) -> bool:
     """Whether a value is dequantised, and its pair stands before that: kernels read and write the numbers."""
     numbers = quantised(value)
-    return numbers is not None and numbers.name in around and _may_have_pair(numbers)
+    return numbers is not None and numbers.name in around and numbers.is_local
 
 
 def _is_read_so(node: Node) -> bool:

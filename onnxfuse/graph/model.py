@@ -76,6 +76,11 @@ class Value:
         """Number of axes, or None where unknown."""
         return None if self.shape is None else len(self.shape)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody outside of its graph knows it: neither who runs that nor a body."""
+        return not self.is_output and not self.inner and not any(reader.has_subgraph for reader in self.consumers)
+
     def __repr__(self) -> str:
         shape = "?" if self.shape is None else ", ".join(map(str, self.shape))
         return f"<{self.name}: {self.dtype}[{shape}]>"

@@ -57,13 +57,12 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
             each = [_Beside(graph, facts, classes, scales) for classes, scales in kinds]
-            wider = [(_before(core, beside), beside) for beside in each]
+            begun = [*((core, beside) for beside in each), *((_before(core, beside), beside) for beside in each)]
             if each:
-                wider.append((_unrepeated(core, (each[0], each[-1]), pool), each[0]))
-            around = [core, *(_behind(members, second, beside)
-                              for members, beside in (*((core, beside) for beside in each), *wider))]
-            if each:  # the next layer may read the integers
-                around += filter(None, (_quantised(members, second, each[-1]) for members, _ in ((core, None), *wider)))
+                begun.append((_unrepeated(core, (each[0], each[-1]), pool), each[0]))
+            around = [core, *(_behind(members, second, beside) for members, beside in begun)]
+            # The next layer may read the integers.
+            around += filter(None, (_quantised(members, second, each[-1]) for members, _ in begun))
             _offer(list(dict.fromkeys(around)), pool, context)
 
 

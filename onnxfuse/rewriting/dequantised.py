@@ -9,18 +9,18 @@ The record is a metadata property of its own.  Where no library is registered ON
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import onnx
 
 from onnxfuse.folding import Shared
 from onnxfuse.rewriting.form_record import form_record, may_change, note_form
-from onnxfuse.rewriting.index import ModelIndex, reads_of
+from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.rewriting.properties import forget_property
+from onnxfuse.rewriting.readers import drop_unread, reread, with_nodes
 
 VERSION = 1
 KEY = "onnxfuse.dequantised"
@@ -76,20 +76,16 @@ def _apart(model: onnx.ModelProto, found: Sequence[Dequantised]) -> onnx.ModelPr
     instead = {(each.value, reader): copy for each in known.values()
                for copy, readers in zip(each.copies, each.readers, strict=True) for reader in readers}
     names = Names({node.name for node in index.nodes})
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    del graph.node[:]
-    for node in index.nodes:
-        added = graph.node.add()
-        added.CopyFrom(node)
-        for place, name in enumerate(node.input):
-            added.input[place] = instead.get((name, first_output(node)), name)
+
+    def copies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         for copy in known[first_output(node)].copies if first_output(node) in known else ():
-            another = graph.node.add()
+            another = onnx.NodeProto()
             another.CopyFrom(node)
             another.name = names.give(f"{node.name}_again") if node.name else ""
             another.output[0] = copy
+            yield another
+
+    result = with_nodes(model, index, instead, copies)
     note_form(result, KEY, VERSION, asdict(DequantisedRecord(tuple(known.values()))))
     return result
 
@@ -110,16 +106,8 @@ def rejoin_dequantised(model: onnx.ModelProto) -> None:
     producer = {name: node for node in graph.node for name in node.output}
     instead = {copy: each.value for each in record.dequantised for copy in each.copies
                if each.value in producer and copy in producer and _alike(producer[each.value], producer[copy])}
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name in instead:
-                node.input[place] = instead[name]
-    read = Counter(name for node in graph.node for name in reads_of(node))
-    given = {info.name for info in graph.output}
-    idle = [place for place, node in enumerate(graph.node)
-            if first_output(node) in instead and not read[first_output(node)] and first_output(node) not in given]
-    for place in reversed(idle):
-        del graph.node[place]
+    reread(graph, instead)
+    drop_unread(graph, instead)
 
 
 def _alike(node: onnx.NodeProto, copy: onnx.NodeProto) -> bool:

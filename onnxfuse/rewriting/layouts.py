@@ -9,7 +9,6 @@ The record is a metadata property of its own.  Where no library is registered ON
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -19,10 +18,11 @@ from onnx import helper
 from onnxfuse.folding import Paired
 from onnxfuse.rewriting.biases import bias_record
 from onnxfuse.rewriting.form_record import form_record, may_change, note_form
-from onnxfuse.rewriting.index import ModelIndex, reads_of
+from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.rewriting.properties import forget_property
+from onnxfuse.rewriting.readers import drop_unread, reread, with_nodes
 
 VERSION = 1
 KEY = "onnxfuse.layouts"
@@ -100,21 +100,9 @@ def _laid_out(
     instead = {(each.value, other.get(reader, reader)): first for each in known.values()
                for first, readers in zip(each.first, each.readers, strict=True) for reader in readers}
     names = Names({node.name for node in index.nodes})
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    del graph.node[:]
-    for each in known.values():
-        if each.value not in index.producer:
-            graph.node.extend(_pairs(each, "", names))
-    for node in index.nodes:
-        added = graph.node.add()
-        added.CopyFrom(node)
-        for place, name in enumerate(node.input):
-            added.input[place] = instead.get((name, first_output(node)), name)
-        for name in node.output:
-            if name in known:
-                graph.node.extend(_pairs(known[name], node.name, names))
+    first = [pair for each in known.values() if each.value not in index.producer for pair in _pairs(each, "", names)]
+    result = with_nodes(model, index, instead, lambda node: (
+        pair for name in node.output if name in known for pair in _pairs(known[name], node.name, names)), first)
     note_form(result, KEY, VERSION, asdict(LayoutRecord(tuple(known.values()))))
     return result
 
@@ -151,18 +139,10 @@ def put_straight(model: onnx.ModelProto) -> None:
             other = producer.get(name)
             if other is not None and _is(other, each.last, each.to_first):
                 instead[name] = each.value
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name in instead:
-                node.input[place] = instead[name]
-    given = {info.name for info in graph.output}
+    reread(graph, instead)
+    transposes = {first_output(node) for node in graph.node if node.op_type == "Transpose"}
     for wanted in (instead.keys(), {each.last for each in record.laid}):
-        read = Counter(name for node in graph.node for name in reads_of(node))
-        idle = [place for place, node in enumerate(graph.node)
-                if node.op_type == "Transpose" and node.output[0] in wanted and not read[node.output[0]]
-                and node.output[0] not in given]
-        for place in reversed(idle):
-            del graph.node[place]
+        drop_unread(graph, wanted & transposes)
 
 
 def _is(node: onnx.NodeProto, operand: str, order: Sequence[int]) -> bool:
