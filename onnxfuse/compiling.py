@@ -49,8 +49,7 @@ def compile_all(
         OutputError: a kernel cannot be dumped.
     """
     with ThreadPoolExecutor(_workers(), "onnxfuse-compile") as pool:
-        # The longest texts first: one that were begun last would have the processors to itself.
-        running = {pool.submit(make, *task): task for task in sorted(tasks, key=lambda task: -len(task[0].source))}
+        running = {pool.submit(make, *task): task for task in _longest_first(tasks)}
         try:
             for done, future in enumerate(as_completed(running), 1):
                 try:
@@ -62,6 +61,11 @@ def compile_all(
                 yield running[future], made
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _longest_first(tasks: Sequence[Task]) -> list[Task]:
+    """A long text that were begun last would have the processors to itself."""
+    return sorted(tasks, key=lambda task: -len(task[0].source))
 
 
 def _workers() -> int:
@@ -82,7 +86,7 @@ class ReadBack:
     def begin(self, kernels: Sequence[Kernel]) -> None:
         """See ``Compiled``."""
         pool = ThreadPoolExecutor(_workers(), "onnxfuse-compile")
-        for source, architecture in sorted(self._missing(kernels), key=lambda task: -len(task[0].source)):
+        for source, architecture in _longest_first(self._missing(kernels)):
             if source not in self._begun:
                 self._begun[source] = pool.submit(self._compiler.figures, source, architecture)
         pool.shutdown(wait=False)  # its threads end behind the last of them

@@ -116,7 +116,8 @@ class CudaRunner:
     memory = "cuda"
     """Where tensors lie, in ONNX Runtime's words."""
     workers = 4
-    """More would wait for the device and for Python's lock (predicted)."""
+    """More wait for the device and for Python's lock: with six a U-Net takes no less (benchmarks/results,
+    h100-quantised)."""
     most = 1 << 22
     """Predicted: 8 MB of float16 are on the GPU in a millisecond, and what it says of their blocks is read in four; a
     sample is 257 copies from the GPU, and one back."""
