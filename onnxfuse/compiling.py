@@ -5,7 +5,6 @@ NVRTC needs no GPU and no driver.  Images come from the cache on disk where they
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -13,6 +12,7 @@ from typing import TypeVar
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.processors import processors
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.runtime.library import native_architecture, present_gpus
@@ -69,7 +69,7 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _workers() -> int:
-    return min(_MOST_WORKERS, os.cpu_count() or 1)
+    return min(_MOST_WORKERS, processors())
 
 
 class ReadBack:

@@ -14,8 +14,8 @@ from cli_models import ROOT, environment
 
 PACKAGE = ROOT / "onnxfuse"
 
-GROUND = {"bounded", "cuda_options", "errors", "files", "refusal", "resources", "typed", "unforeseen", "varint",
-          "version", "visible", "wording"}
+GROUND = {"bounded", "cuda_options", "errors", "files", "processors", "refusal", "resources", "typed", "unforeseen",
+          "varint", "version", "visible", "wording"}
 """What any folder may import."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -170,8 +170,8 @@ def test_deployment_needs_the_runtime_alone() -> None:
     found = loaded("import onnxfuse; onnxfuse.register, onnxfuse.session, onnxfuse.library_path")
     assert not found & HEAVY
     assert {name for name in found if name.startswith("onnxfuse.")} == {
-        "onnxfuse.cuda_options", "onnxfuse.errors", "onnxfuse.files", "onnxfuse.runtime", "onnxfuse.visible",
-        "onnxfuse.wording"}
+        "onnxfuse.cuda_options", "onnxfuse.errors", "onnxfuse.files", "onnxfuse.processors", "onnxfuse.runtime",
+        "onnxfuse.visible", "onnxfuse.wording"}
 
 
 def test_help_is_light() -> None:

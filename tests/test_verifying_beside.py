@@ -24,11 +24,11 @@ from onnx import numpy_helper
 from onnxfuse.errors import OutputError, VerificationError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.processors import processors, share, threads
 from onnxfuse.verifying import Verification, capture, kernels, verify, whole
 from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
 from onnxfuse.verifying.evaluate import exact_options
 from onnxfuse.verifying.nodes import NodeVerifier
-from onnxfuse.verifying.processors import processors, share, threads
 from onnxfuse.verifying.sharing import Slim
 
 Array = NDArray[Any]
@@ -214,7 +214,7 @@ def test_a_containers_share_of_the_machine(files: dict[str, str], wanted: float 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert share(tmp_path) == wanted
-    monkeypatch.setattr("onnxfuse.verifying.processors._FOLDER", tmp_path)
+    monkeypatch.setattr("onnxfuse.processors._FOLDER", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
     monkeypatch.setattr("os.cpu_count", lambda: 96)
     processors.cache_clear()

@@ -11,7 +11,6 @@ interpreter that made it; and the library must load images by itself anyway, emb
 from __future__ import annotations
 
 import functools
-import os
 import re
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfuse.errors import KernelError
+from onnxfuse.processors import processors
 from onnxfuse.runtime.allowed import check_options, check_source
 from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
@@ -215,7 +215,7 @@ class Compiler:
             KernelError, OutputError: as ``image``, for the first kernel that fails.
         """
         longest = sorted(range(len(kernels)), key=lambda place: -len(kernels[place].source))
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
+        with ThreadPoolExecutor(min(16, processors()), "onnxfuse-compile") as pool:
             running = {place: pool.submit(self.image, kernels[place], architecture) for place in longest}
             return [running[place].result() for place in range(len(kernels))]
 

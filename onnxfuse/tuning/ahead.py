@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from onnxfuse.compiling import source_of
+from onnxfuse.processors import processors
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.timer import Timer
@@ -21,7 +21,7 @@ class Ahead:
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
-        self._workers = min(MOST_WORKERS, os.cpu_count() or 1)
+        self._workers = min(MOST_WORKERS, processors())
         self._pool = ThreadPoolExecutor(self._workers, "onnxfuse-ahead")
         self._asked: dict[KernelSource, Future[None]] = {}
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.errors import VerificationError
+from onnxfuse.processors import threads
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.decompositions import decomposed
-from onnxfuse.verifying.processors import threads
 from onnxfuse.verifying.spelling import INEXACT, SINGLE, SPELLED, Spelling
 
 Array = NDArray[Any]

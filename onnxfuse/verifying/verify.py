@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
 from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.processors import processors
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, exact_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
@@ -23,7 +24,6 @@ from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.kernels import Kernels, Progress, Subject, not_run
 from onnxfuse.verifying.locating import first_apart
-from onnxfuse.verifying.processors import processors
 from onnxfuse.verifying.results import OutputDifference, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
 from onnxfuse.verifying.runs import (
