@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -114,6 +115,15 @@ def _one_thread_a_session() -> None:
         created(session, model, options, *rest, **more)
 
     onnxruntime.InferenceSession.__init__ = create
+
+
+def pytest_collection_finish() -> None:
+    """What all tests need is no garbage, and looking through it again and again was a twelfth of all that they take.
+    What is new is looked through as seldom as while a model is planned (``onnxfuse.collecting``)."""
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None  # for all, what measures would undo it (``onnxfuse.tuning.timer.held``)
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -104,7 +104,18 @@ def test_the_emulator_compiles_nothing_that_a_text_does_not_call() -> None:
     """Of functions that are not inline either, which all texts are compiled after."""
     kernel = 'extern "C" __global__ void half_of(float* x) { x[0] = of::divide(x[0], 2.0f); }\n'
     text = linked(HEADERS, used_in(kernel)) + kernel
-    header, body = parts(for_host(text).text)
+    header, body, _ = parts(for_host(text).text)
     assert "__noinline__ void plain_mma_tf32(" in header.read_text() and "divide(float" not in body
     library, _ = build(text)
     assert b"half_of" in library.read_bytes() and b"plain_mma" not in library.read_bytes()
+
+
+def test_functions_of_their_own_are_compiled_once_for_all_texts() -> None:
+    kernel = """extern "C" __global__ void once(float* x, unsigned* y) {
+  float sums[4] = {};
+  of::plain_mma<__half>(sums, reinterpret_cast<unsigned (&)[4]>(*y), y[4], y[5]);
+  x[threadIdx.x] = sums[0];
+}
+"""
+    library, _ = build(linked(HEADERS, used_in(kernel)) + kernel)
+    assert any(each.name.encode() in library.read_bytes() for each in library.parent.glob("functions*.so"))

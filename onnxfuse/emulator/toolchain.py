@@ -17,32 +17,39 @@ from pathlib import Path
 from onnxfuse.emulator.errors import EmulatorError
 from onnxfuse.emulator.kernel_text import HostText, for_host
 from onnxfuse.runtime.cache import default_folder, distrusted
-from onnxfuse.schedules.headers import all_definitions, without_definitions
+from onnxfuse.schedules.headers import all_definitions, declarations, without_definitions
 
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "g++")
 
 # No errno, no strict aliasing and wrapping integers as on the device; what is left uninitialised gets a pattern.
 # Most texts are compiled for a few launches: more optimisation would take longer than it saves.
+_SEMANTICS = ["-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv",
+              "-ftrivial-auto-var-init=pattern"]
 _KERNEL_FLAGS = [
-    "-std=c++17", "-Og", "-w", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv",
-    "-fno-exceptions", "-fno-rtti", "-fno-ipa-reference", "-fno-stack-protector", "-fstack-clash-protection",
-    "-fno-threadsafe-statics", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern",
+    "-std=c++17", "-Og", "-w", "-fPIC", *_SEMANTICS, "-fno-exceptions", "-fno-rtti", "-fno-ipa-reference",
+    "-fno-stack-protector", "-fstack-clash-protection", "-fno-threadsafe-statics", "-fvisibility=hidden",
     "-fira-algorithm=priority", "-fira-region=one", "-fno-guess-branch-probability",
     "-fsanitize=alignment,bounds,float-cast-overflow", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE",
 ]
 _SILENT = "-fsanitize-undefined-trap-on-error"
 """A check that fails is an illegal instruction.  To say what it found is a tenth of a text's compilation, for what the
 few launches that fail can be compiled again for."""
-_COMMON = """
-#pragma push_macro("__noinline__")
-#undef __noinline__
-#define __noinline__ inline __attribute__((noinline))
-{}
-#pragma pop_macro("__noinline__")
+_INSTANCES = """
+using Sums = float (&)[4];
+using Counts = int (&)[4];
+using Left = const unsigned (&)[4];
+template void of::plain_mma<__half>(Sums, Left, unsigned, unsigned);
+template void of::plain_mma<__nv_bfloat16>(Sums, Left, unsigned, unsigned);
+template void of::plain_mma_bytes<signed char, signed char>(Counts, Left, unsigned, unsigned);
+template void of::plain_mma_bytes<signed char, unsigned char>(Counts, Left, unsigned, unsigned);
+template void of::plain_mma_bytes<unsigned char, signed char>(Counts, Left, unsigned, unsigned);
+template void of::plain_mma_bytes<unsigned char, unsigned char>(Counts, Left, unsigned, unsigned);
 """
-"""Definitions that all texts are compiled after.  The code of functions that are not inline would be in each text,
-called or not, and take as much as a tenth of a small one's compilation."""
+"""Of the headers' functions that are never part of another, those that are templates: what texts call of them."""
+# Without the default libraries, so that the checks' handlers are the runtime's own; and without the linker's plugin for
+# link-time optimisation, which takes longer than the rest of linking.
+_LINK = ["-shared", "-nostdlib", "-fno-use-linker-plugin", "-Wl,-Bsymbolic"]
 _RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
 if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
     _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
@@ -73,7 +80,7 @@ def cache_folder() -> Path:
         EmulatorError: there is no host compiler.
     """
     version = compiler_version()
-    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_COMMON} {_RUNTIME_FLAGS}".encode())
+    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_INSTANCES} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
             digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
@@ -91,8 +98,11 @@ def cache_folder() -> Path:
     return Path(own)
 
 
-def _make(target: Path, command: Sequence[str], text: str | None = None) -> None:
+def _make(target: Path, command: Sequence[str], text: str | None = None, libraries: Sequence[str] = ()) -> None:
     """Run a compiler, on ``text`` where there is one, to write ``target``, which appears whole or not at all.
+
+    Args:
+        libraries: what to link with where the text calls it.
 
     Raises:
         EmulatorError: it failed; the text is its own.
@@ -103,7 +113,7 @@ def _make(target: Path, command: Sequence[str], text: str | None = None) -> None
         if text is not None:
             Path(scratch, "kernel.cc").write_text(text)
             # The runtime, loaded before, brings the C libraries: linking them is a fifth of a small text's time.
-            extra += ["kernel.cc", "-lgcc"]
+            extra += ["kernel.cc", *libraries, "-lgcc"]
         result = subprocess.run([*command, *extra], capture_output=True, text=True, cwd=scratch, check=False)
         if result.returncode:
             raise EmulatorError(f"the text does not compile for the CPU:\n{result.stderr}")
@@ -131,15 +141,28 @@ def _header(common: str = "") -> Path:
     return header
 
 
-def parts(text: str) -> tuple[Path, str]:
-    """The header to compile a text after, and what is left of the text: where it begins with definitions of the headers
-    of generated kernels, all of these are read once for all such texts."""
+def parts(text: str) -> tuple[Path, str, list[str]]:
+    """The header to compile a text after, what is left of the text, and what to link it with: where it begins with
+    definitions of the headers of generated kernels, all of these are read once for all such texts."""
     begin = '#line 1 "kernel"\n'
     body = without_definitions(text.removeprefix(begin)) if text.startswith(begin) else None
     if body is None:
-        return _header(), text
+        return _header(), text, []
     line = text.count("\n", len(begin), len(text) - len(body)) + 1
-    return _header(_COMMON.format(all_definitions())), f'#line {line} "kernel"\n{body}'
+    link = ["-Wl,--as-needed,-rpath,$ORIGIN", str(_functions())]
+    return _header(declarations("__noinline__")), f'#line {line} "kernel"\n{body}', link
+
+
+@lru_cache(maxsize=1)
+def _functions() -> Path:
+    """A library of the headers' functions that are never part of another: a product takes most of its time in one, and
+    is worth more optimisation, once, than a text that is compiled for a few launches."""
+    text = all_definitions() + _INSTANCES
+    library = cache_folder() / f"functions{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        _make(library, [COMPILER, *_RUNTIME_FLAGS, *_SEMANTICS, "-O3", "-include", str(_header()),
+                        f"-I{_shim()}", *_LINK, f"-Wl,-soname,{library.name}"], text)
+    return library
 
 
 @lru_cache(maxsize=1)
@@ -174,9 +197,7 @@ def build(source: str, includes: Sequence[Path] = (), telling: bool = False) -> 
     library = cache_folder() / f"{digest.hexdigest()[:32]}{'-telling' if telling else ''}.so"
     if not library.exists():
         folders = [f"-I{folder}" for folder in (_shim(), *includes)]
-        # Without the default libraries, so that the checks' handlers are the runtime's own.
-        link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
-        header, text = parts(host.text)
+        header, text, functions = parts(host.text)
         checks = [] if telling else [_SILENT]
-        _make(library, [COMPILER, *_KERNEL_FLAGS, *checks, "-include", str(header), *folders, *link], text)
+        _make(library, [COMPILER, *_KERNEL_FLAGS, *checks, "-include", str(header), *folders, *_LINK], text, functions)
     return library, host

@@ -128,6 +128,17 @@ def all_definitions() -> str:
     return "".join([*INCLUDES.values(), *map(header, HEADERS)])
 
 
+@cache
+def declarations(mark: str) -> str:
+    """The same, but definitions of functions that bear a mark are declarations."""
+    text = all_definitions()
+    for each in (each.text for name in HEADERS for each in definitions(name)):
+        head, body, _ = each.partition(" {\n")
+        if body and mark in head:
+            text = text.replace(each, f"{head};\n")
+    return text
+
+
 def without_definitions(text: str) -> str | None:
     """What is left of a text that begins with definitions of the headers, as they stand there; None of any other."""
     rest = text
