@@ -164,9 +164,9 @@ class Draft:
         """The whole plan after what the compiler says, where it is asked."""
         return self.uncompiled if compiled is None else finished(self.plan, self.context.compiling(compiled))
 
-    def begin(self, compiled: Compiled) -> None:
-        """Have the compiler begin with what ``compiled`` will wait for."""
-        Spills(self.context.costs, self.context.objective, compiled, self.context.kernels).begin(self.plan.fusions)
+    def begin(self, compiled: Compiled, plan: Plan) -> None:
+        """Have the compiler begin with a plan's kernels, for which it will be asked."""
+        Spills(self.context.costs, self.context.objective, compiled, self.context.kernels).begin(plan.fusions)
 
     def seconds(self, plan: Plan) -> float:
         """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
@@ -246,15 +246,13 @@ class Drafting:
         their convolutions and products compute, and why.  ``compiled`` begins with kernels of a draft that will hardly
         lose to another, beside what is planned with nothing compiled."""
         if BIASES in self.forming.rules.disabled:
-            return self.draft(form)
+            return _begun(self.draft(form), compiled)
         biases, told = separable(form.graph, form.costs.groups, self.forming.convolutions)
         biases, idle = _wanted(form, biases, self.objective.least_gain)
         biases = {name: bias for name, bias in biases.items() if name not in kept}
         told += (*idle, *why)
         for _ in range(MOST_PLANS if biases else 0):
-            tried = self.draft(self.forming.apart(form, biases), told)
-            if compiled is not None and not _may_lie_otherwise(tried.plan):
-                tried.begin(compiled)
+            tried = _begun(self.draft(self.forming.apart(form, biases), told), compiled)
             taken = _results(tried.uncompiled)
             lost = [name for name in biases if name not in taken]
             if not lost:
@@ -263,7 +261,7 @@ class Drafting:
             biases = {name: bias for name, bias in biases.items() if name in taken}
             if not biases:
                 break
-        return self.draft(form, told)
+        return _begun(self.draft(form, told), compiled)
 
     def _better(self, own: Draft, compiled: Compiled | None) -> tuple[Draft, Plan]:
         """The form at hand, or that in which values lie channels-last between fused nodes where that is predicted to
@@ -288,6 +286,15 @@ class Drafting:
             pairs = paired(own.form.graph, own.form.canonical.graph)
             if pairs:
                 yield self.draft(self.forming.laid_out(own.form, pairs), own.told)
+
+
+def _begun(draft: Draft, compiled: Compiled | None) -> Draft:
+    """A draft; where it will hardly lose to another, the compiler begins with its kernels beside what is planned with
+    nothing compiled, and with those of regions that this joins."""
+    if compiled is not None and not _may_lie_otherwise(draft.plan):
+        draft.begin(compiled, draft.plan)
+        draft.begin(compiled, draft.uncompiled)
+    return draft
 
 
 def _with_weights(form: Form, plan: Plan) -> Form:

@@ -299,7 +299,7 @@ def test_what_is_begun_is_compiled_once_and_waited_for_where_it_is_asked_for(tmp
 
 
 def test_a_draft_is_compiled_while_it_is_planned_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With biases apart; a form without is compiled once it is taken."""
+    """With biases apart and without, and what is joined of it too."""
     said = Said({})
     monkeypatch.setattr("onnxfuse.pipeline.read_back", lambda *_: (said, ()))
     model = onnx.parser.parse_model(
@@ -308,11 +308,15 @@ def test_a_draft_is_compiled_while_it_is_planned_on(monkeypatch: pytest.MonkeyPa
                                    for name, shape in (("w", (64, 64, 1, 1)), ("b", (64,))))
     made = optimise(model, Options(target="H200", verify=False, compile=True, database=False, least_gain=0.0))
     assert [node.op for node in only(made).nodes] == ["Add", "Relu"]
-    assert len(said.begun) == 1 and said.begun[0] in said.asked
+    assert set(said.begun) == set(said.asked) and len(set(said.begun)) == 1
     said.asked.clear()
     said.begun.clear()
-    planned(SHORT, compile=True)
-    assert said.asked and not said.begun
+    joining = HEAD.replace('"" : 17', '"" : 20') + QKV.replace("float[N", "float[32")
+    model = onnx.parser.parse_model(joining)
+    made = optimise(model, Options(target="H200", verify=False, compile=True, database=False))
+    assert any(region.kernel.schedule == "together" for region in made.regions)
+    assert any("together" in name for name in said.begun) and any("together" not in name for name in said.begun)
+    assert set(said.begun) <= set(said.asked)
 
 
 @pytest.mark.parametrize("target", ["A100", "H200"])
