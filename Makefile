@@ -26,6 +26,9 @@ demo: .venv/ready
 # Programs that tests start, hundreds of them, find the package compiled by the first: also where the environment says not
 # to keep what Python compiles.
 test test-lowest test-long: export PYTHONDONTWRITEBYTECODE =
+# Memory of arrays is used again where it was faulted in: what is given back is cleared each time that it is taken.
+test test-lowest test-long: export MALLOC_MMAP_THRESHOLD_ = 67108864
+test test-lowest test-long: export MALLOC_TRIM_THRESHOLD_ = 268435456
 
 # All three run, so that one look shows everything that is wrong; what waits for packages or a compiler at once.  Asserts
 # stay plain: to rewrite them, as pytest does to show operands, takes each worker 15 s.

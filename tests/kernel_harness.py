@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -203,7 +203,7 @@ def alone(kernel: Kernel, variants: Sequence[str]) -> str:
                                 for step in variant.launches}).text
 
 
-def failures(
+def wrong_results(
     made: Made,
     inputs: Mapping[str, Array],
     *,
@@ -215,8 +215,9 @@ def failures(
     source: str | None = None,
     limit: int | None = None,
     multiprocessors: int = 132,
-) -> list[str]:
-    """What is wrong with a kernel on these inputs: every variant that holds, aligned and not, in several orders.
+) -> Iterator[str]:
+    """What is wrong with a kernel on these inputs, as it is found: every variant that holds, aligned and not, in
+    several orders.
 
     Args:
         length, slack, scales: see ``reference.difference``; ``scales`` by output.
@@ -234,20 +235,31 @@ def failures(
     held = [variants_that_hold(plan, given, host, misalign=placement)[:limit] for placement in placements]
     if source is None and limit is not None:
         text = alone(made.kernel, [variant for each in held for variant in each])
-    found = []
+    right: set[tuple[object, ...]] = set()  # most variants give the same bits
     for placement, variants in zip(placements, held, strict=True):
         for variant, order in product(variants, orders):
             actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement,
                               multiprocessors=multiprocessors)
             for (name, dtype), array in zip(outputs, actual, strict=True):
-                wrong = difference(
-                    array, expected[name], dtype, length=length, slack=slack, scale=(scales or {}).get(name)
-                )
+                result = (name, array.dtype, array.shape, array.tobytes())
+                if result in right:
+                    continue
+                scale = (scales or {}).get(name)
+                wrong = difference(array, expected[name], dtype, length=length, slack=slack, scale=scale)
                 if wrong:
-                    found.append(
-                        f"output {name}, variant {variant}, misaligned {sorted(placement)}, order {order}: {wrong}"
-                    )
-    return found
+                    yield f"output {name}, variant {variant}, misaligned {sorted(placement)}, order {order}: {wrong}"
+                else:
+                    right.add(result)
+
+
+def failures(made: Made, inputs: Mapping[str, Array], **options: object) -> list[str]:
+    """All of ``wrong_results``."""
+    return list(wrong_results(made, inputs, **options))  # type: ignore[arg-type]
+
+
+def fails(made: Made, inputs: Mapping[str, Array], **options: object) -> bool:
+    """Whether there are any: looked for no further than to the first."""
+    return any(wrong_results(made, inputs, **options))  # type: ignore[arg-type]
 
 
 def check(made: Made, inputs: Mapping[str, Array], **options: object) -> None:

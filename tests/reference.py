@@ -241,6 +241,8 @@ def difference(
     if dtype not in FLOATS:
         wrong = actual != expected
         return _first(wrong, actual, expected) if np.any(wrong) else ""
+    if original is None and _is_near(actual, expected, dtype, tolerance(dtype, length) * slack, scale):
+        return ""
     with np.errstate(all="ignore"):
         declared = expected.astype(FLOATS[dtype]).astype(np.float64)
         found = actual.astype(np.float64)
@@ -265,6 +267,17 @@ def difference(
             & (np.abs(near) <= allowed)
         )
     return _first(wrong, actual, expected, f", allowed {np.max(allowed):.3g}") if np.any(wrong) else ""
+
+
+def _is_near(actual: Array, expected: Array, dtype: int, relative: float, scale: float | Array | None) -> bool:
+    """Whether nothing is wrong, found in half the time where everything is finite, as nearly always."""
+    with np.errstate(all="ignore"):
+        peak = float(np.asarray(np.max(np.abs(expected), initial=0.0)).astype(FLOATS[dtype]))
+        if not np.isfinite(peak):
+            return False
+        largest = np.maximum(peak if scale is None else np.asarray(scale), float(ml_dtypes.finfo(FLOATS[dtype]).tiny))
+        apart = np.subtract(actual, expected, dtype=np.float64)
+        return bool(np.all(np.abs(apart, out=apart if apart.ndim else None) <= largest * relative))
 
 
 def _first(wrong: Array, actual: Array, expected: Array, note: str = "") -> str:

@@ -7,10 +7,12 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from cli_models import ROOT, environment
+from parsed import GROUP, nodes, parsed
 
 PACKAGE = ROOT / "onnxfuse"
 
@@ -77,6 +79,7 @@ def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Modules of the package that a file imports, for the type checker alone or not."""
     found: set[str] = set()
@@ -92,7 +95,7 @@ def imported(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")))
+    visit(parsed(path))
     return {name for name in found if name.split(".")[0] == "onnxfuse"}
 
 
@@ -117,6 +120,7 @@ def test_the_order_has_no_cycle() -> None:
         rest = {name: needs for name, needs in rest.items() if name not in free}
 
 
+@GROUP
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -129,6 +133,7 @@ def test_imports_run_one_way(path: Path) -> None:
         assert other in ALLOWED.get(own, set()), f"{own} imports {module}"
 
 
+@GROUP
 def test_no_modules_import_each_other() -> None:
     """Not by way of others either, nor for the type checker alone; that a folder imports what is in it is no matter."""
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -140,6 +145,7 @@ def test_no_modules_import_each_other() -> None:
     assert needs == {}
 
 
+@GROUP
 def test_planning_makes_kernels_in_one_place() -> None:
     """Where they are known from then on (``planning.known``)."""
     makers = {f"onnxfuse.schedules.{name}" for name in ("asked", "make_kernel")}
@@ -186,10 +192,11 @@ def test_a_report_in_words_draws_nothing() -> None:
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 
+@GROUP
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_scripts_import_is_there(path: Path) -> None:
     """What needs a GPU, or takes long, no test runs: it must not go stale unseen."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnxfuse":
             module = importlib.import_module(node.module or "")
             for alias in node.names:

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 from cli_models import CHAIN, ROOT, parse, run, write
+from parsed import GROUP, nodes
 
 import onnxfuse
 from onnxfuse import errors, wording
@@ -193,6 +194,7 @@ OF_A_COMMAND = {"triton.py", "reporting/profile_text.py", "reporting/profile.py"
 """What only a command calls."""
 
 
+@GROUP
 def test_no_message_is_in_the_command_lines_terms_alone() -> None:
     """But for whole commands: "`onnxfuse tune MODEL --database FILE` makes one"."""
     found = []
@@ -201,9 +203,8 @@ def test_no_message_is_in_the_command_lines_terms_alone() -> None:
         name = path.relative_to(package)
         if name.parts[0] in COMMANDS_ALONE or name.as_posix() in OF_A_COMMAND:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        found += [f"{name}:{node.lineno}: {node.value}" for node in ast.walk(tree)
+        told = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+        found += [f"{name}:{node.lineno}: {node.value}" for node in nodes(path)
                   if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
                   and name.as_posix() != "wording.py" and OPTION.search(re.sub(r"onnxfuse \w+ [^`]*", "", node.value))]
     assert found == []

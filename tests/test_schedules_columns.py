@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulator import variants_that_hold
-from kernel_harness import Made, arguments, check, failures, make, random_inputs, sweep
+from kernel_harness import Made, arguments, check, fails, make, random_inputs, sweep
 from zoo_models import compile_failures
 
 from onnxfuse.graph.dims import dim, symbol
@@ -80,7 +80,7 @@ def test_no_barrier_is_missing() -> None:
             check(made, inputs, length=sizes["C"], orders=ORDERS, misalign=False)
         made = columns(BOTH, **planned)
         faulty = made.kernel.source.replace("__syncthreads();", "")
-        assert failures(made, random_inputs(made, sizes), length=sizes["C"], orders=ORDERS, misalign=False, source=faulty)
+        assert fails(made, random_inputs(made, sizes), length=sizes["C"], orders=ORDERS, misalign=False, source=faulty)
 
 
 REGIONS = [

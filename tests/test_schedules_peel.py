@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 from emulator import EmulatorError, run_plan, variants_that_hold
-from kernel_harness import Made, arguments, check, compile_all, failures, make, only, random_inputs
+from kernel_harness import Made, arguments, check, compile_all, fails, failures, make, only, random_inputs
 from reference import FLOATS
 from test_schedules_online import rows_of_edges
 from test_schedules_split import taken
@@ -209,7 +209,7 @@ def test_faults_are_found(way: str, right: str, wrong: str) -> None:
     assert faulty != one.kernel.source
     inputs = random_inputs(one, {"B": 3, "L": 1029})
     try:
-        assert failures(one, inputs, source=faulty, length=1029, misalign=False)
+        assert fails(one, inputs, source=faulty, length=1029, misalign=False)
     except EmulatorError as error:
         assert any(word in str(error) for word in ("were not written", "misaligned", "after output", "read"))
 

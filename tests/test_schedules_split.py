@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import EmulatorError, run_plan, variants_that_hold
-from kernel_harness import Made, arguments, check, failures, make, random_inputs, refused
+from kernel_harness import Made, arguments, check, fails, failures, make, random_inputs, refused
 from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
@@ -148,7 +148,7 @@ def test_faults_are_found(right: str, wrong: str) -> None:
     options = {"length": 1, "misalign": False, "limit": 1, "orders": ("forward", "backward")}
     assert faulty != made.kernel.source and not failures(made, inputs, **options)
     try:
-        assert failures(made, inputs, source=faulty, **options)
+        assert fails(made, inputs, source=faulty, **options)
     except EmulatorError as error:
         assert "were not written" in str(error) or "read" in str(error)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import EmulatorError, run_plan
-from kernel_harness import Made, arguments, attempt, check, failures, make, parse, random_inputs, told
+from kernel_harness import Made, arguments, attempt, check, fails, make, parse, random_inputs, told
 from test_schedules_split import forced
 from zoo_models import compile_failures
 
@@ -222,7 +222,7 @@ def test_faults_are_found(right: str, wrong: str) -> None:
     options = {"length": 60_000, "misalign": False, "limit": 1, "orders": ("forward", "backward")}
     assert faulty != made.kernel.source
     try:
-        assert failures(made, inputs, source=faulty, **options)
+        assert fails(made, inputs, source=faulty, **options)
     except EmulatorError as error:
         assert "were not written" in str(error) or "read" in str(error)
 

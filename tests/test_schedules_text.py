@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from element_loops import element_loops, same_for_all
-from kernel_harness import Made, failures, make, random_inputs
+from kernel_harness import Made, fails, failures, make, random_inputs
 from onnx import TensorProto
 from reference import difference, tolerance
 
@@ -76,7 +76,7 @@ def test_an_error_of_one_percent_is_found(name: str) -> None:
     assert stores
     for store in stores:
         faulty = made.kernel.source[: store.start(1)] + f"1.01f * {store[1]}" + made.kernel.source[store.end(1):]
-        assert failures(made, inputs, length=64, source=faulty) or failures(made, odd, length=64, source=faulty), store[0]
+        assert fails(made, inputs, length=64, source=faulty) or fails(made, odd, length=64, source=faulty), store[0]
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
@@ -89,7 +89,7 @@ def test_other_errors_are_found(name: str, right: str, wrong: str) -> None:
     assert right in made.kernel.source
     faulty = made.kernel.source.replace(right, wrong)
     assert faulty != made.kernel.source
-    assert failures(made, random_inputs(made, {"B": 1, "S": 4, "R": 3, "C": 3000}), length=64, source=faulty,
+    assert fails(made, random_inputs(made, {"B": 1, "S": 4, "R": 3, "C": 3000}), length=64, source=faulty,
                     orders=("forward", "backward", 3))
 
 

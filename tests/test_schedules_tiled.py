@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from emulator import variants_that_hold
-from kernel_harness import Made, arguments, attempt, check, failures, make, parse, random_inputs
+from kernel_harness import Made, arguments, attempt, check, fails, failures, make, parse, random_inputs
 from reference import evaluate
 from zoo_models import compile_failures
 
@@ -244,7 +244,7 @@ def test_no_barrier_is_missing() -> None:
         inputs = random_inputs(made, {"N": 1, "C": 40, "P": 70})
         faulty = made.kernel.source.replace("__syncthreads();", "")
         assert faulty != made.kernel.source and not failures(made, inputs, orders=ORDERS)
-        assert failures(made, inputs, orders=ORDERS, source=faulty)
+        assert fails(made, inputs, orders=ORDERS, source=faulty)
 
 
 def test_nvrtc_compiles_it() -> None:

@@ -15,7 +15,7 @@ import re
 import numpy as np
 import pytest
 from emulator import variants_that_hold
-from kernel_harness import Made, arguments, attempt, check, failures, make, parse, random_inputs
+from kernel_harness import Made, arguments, attempt, check, fails, make, parse, random_inputs
 from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
@@ -105,7 +105,7 @@ def test_no_barrier_is_missing(text: str, channels: int) -> None:
             faulty = "\n".join([*lines[:place], *lines[place + 1:]])
             inside = any("template <int width" in before for before in lines[:place])
             if inside and "_in_registers(" in next(x for x in reversed(lines[:place]) if "template <int width" in x):
-                assert failures(made, inputs, length=channels, orders=ORDERS, misalign=False, source=faulty, limit=1), line
+                assert fails(made, inputs, length=channels, orders=ORDERS, misalign=False, source=faulty, limit=1), line
 
 
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
@@ -114,7 +114,7 @@ def test_a_chunk_waits_for_the_one_before(text: str) -> None:
     inputs = random_inputs(made, {"N": 1, "C": 1000, "P": 64})
     faulty = made.kernel.source.replace("if (begin > 0) __syncthreads();", "")
     assert faulty != made.kernel.source
-    assert failures(made, inputs, length=1000, orders=ORDERS, misalign=False, source=faulty, limit=1)
+    assert fails(made, inputs, length=1000, orders=ORDERS, misalign=False, source=faulty, limit=1)
 
 
 REGIONS = [

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli_models import ROOT
+from parsed import GROUP, nodes
+
+pytestmark = GROUP
 
 MODULES = [path for folder in ("onnxfuse", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -17,9 +20,9 @@ LINES_OF_A_FUNCTION, LINES_OF_A_FILE, PARAMETERS = 40, 500, 6
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
+def functions(path: Path) -> Iterator[Function]:
     """All functions of a module, methods and those inside others too."""
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in nodes(path) if isinstance(node, Function))
 
 
 def lines(function: Function) -> int:
@@ -46,7 +49,7 @@ def is_command(function: Function) -> bool:
 def test_functions_and_files_are_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LINES_OF_A_FILE
-    for function in functions(ast.parse(text)):
+    for function in functions(path):
         assert lines(function) <= LINES_OF_A_FUNCTION, function.name
         assert is_command(function) or len(placed(function)) <= PARAMETERS, function.name
 
@@ -58,7 +61,7 @@ FOLDERS = sorted({path.parent for path in MODULES})
 def test_no_two_classes_of_a_folder_have_one_name(folder: Path) -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(path.name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from cli_models import ROOT
+from parsed import GROUP, nodes, parsed
 
 import onnxfuse
 
@@ -24,13 +24,13 @@ OTHERS = {
 """What else calls a name."""
 
 
-pytestmark = pytest.mark.xdist_group("used")  # what is parsed is parsed once
+pytestmark = GROUP
 
 
 @cache
 def trees() -> dict[Path, ast.Module]:
     """The library's modules."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    return {path: parsed(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def defined(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, ast.FunctionDef | ast.ClassDef]]:
@@ -46,8 +46,8 @@ def defined(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, ast.Func
 def used() -> set[str]:
     """Names that are read, called or written as a word somewhere in the library, in pages too."""
     found: set[str] = set()
-    for tree in trees().values():
-        for node in ast.walk(tree):
+    for path in trees():
+        for node in nodes(path):
             if isinstance(node, ast.Name):
                 found.add(node.id)
             elif isinstance(node, ast.Attribute):

@@ -132,7 +132,9 @@ class Buffer:
 
     def read(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """A copy of the contents."""
-        return np.frombuffer(ctypes.string_at(self.address, self.size), dtype).reshape(shape).copy()
+        array = np.empty(shape, dtype)
+        ctypes.memmove(array.ctypes.data, self.address, array.nbytes)
+        return array
 
     def check(self) -> None:
         """That nothing was written between the buffer and its pages that fault.

@@ -73,6 +73,7 @@ void start_block(Block& block, size_t number) {
   block.index = {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
                  static_cast<unsigned>(number / grid.x / grid.y)};
   block.live = thread_count;
+  live += thread_count;
   if (block_count > 1) block.statics.assign(launch->static_end - launch->static_begin, static_cast<char>(kPoison));
   memset(block.dynamic, kPoison, launch->shared);
   for (int n = 0; n < stride; ++n) {
@@ -93,6 +94,7 @@ void start_block(Block& block, size_t number) {
 // The blocks of a cluster, from one on.
 void run_cluster(size_t number) {
   memset(launch->static_begin, kPoison, launch->static_end - launch->static_begin);
+  live = 0;
   for (int n = 0; n < block_count; ++n) start_block(blocks[n], number + n);
   entered = nullptr;
   memset(meeting, 0, sizeof(meeting));

@@ -49,18 +49,19 @@ struct Queue {
   unsigned group;           // that is being asked for
 };
 
-struct Thread {
+// What meetings of threads read and write stands together, in one line of the caches.
+struct alignas(kLine) Thread {
   Index index;
   unsigned lane;
   Context context;
-  int number, rank;  // number: within its block
-  struct Block* block;
   State state;
-  Barrier barrier;
   Warp warp;
   unsigned mask;
   int operand, width, line;
   uint64_t value, result;
+  int number, rank;  // number: within its block
+  struct Block* block;
+  Barrier barrier;
   const void* awaited;
   Queue queues[2];
 };
@@ -101,9 +102,11 @@ Thread* running;
 Block blocks[kMostBlocks];
 Block* entered;
 int thread_count, block_count;          // of a block, of the cluster
+int live;                               // threads of the cluster that have not ended
 int stride, all_threads;                // from a block's first thread to the next one's, whole warps
 int thread_at[kMostThreads];            // by rank
 uint64_t ready[kMostThreads / 64];      // by rank
+int first_word;                         // of these, before which none has a thread
 unsigned meeting[kMostThreads / 32];    // lanes of each warp that wait at a warp operation
 std::vector<char> shared[kMostThreads / 32];  // what the lanes of each warp had when they met to share it
 std::mt19937_64 shuffler;
@@ -113,8 +116,10 @@ std::vector<void**>* dynamic_variables;
 std::map<void*, Arrivals> arrivals;  // of the cluster
 
 void set_ready(Thread& thread) {
+  const int word = thread.rank / 64;
   thread.state = State::ready;
-  ready[thread.rank / 64] |= 1ull << thread.rank % 64;
+  ready[word] |= 1ull << thread.rank % 64;
+  if (word < first_word) first_word = word;
 }
 void stop(Thread& thread, State state) {
   thread.state = state;
@@ -207,6 +212,7 @@ void shuffle_ranks() {
     for (int i = all_threads - 1; i > 0; --i) std::swap(thread_at[i], thread_at[shuffler() % (i + 1)]);
   }
   memset(ready, 0, sizeof(ready));
+  first_word = kMostThreads / 64;
   for (int i = 0; i < all_threads; ++i) {
     Thread& thread = threads[thread_at[i]];
     thread.rank = i;
@@ -257,15 +263,9 @@ void release() {
   shuffle_ranks();
 }
 
-int live() {
-  int count = 0;
-  for (int n = 0; n < block_count; ++n) count += blocks[n].live;
-  return count;
-}
-
 Thread* first_ready() {
-  for (int word = 0; word < (all_threads + 63) / 64; ++word) {
-    if (ready[word]) return &threads[thread_at[word * 64 + __builtin_ctzll(ready[word])]];
+  for (const int end = (all_threads + 63) / 64; first_word < end; ++first_word) {
+    if (const uint64_t word = ready[first_word]) return &threads[thread_at[first_word * 64 + __builtin_ctzll(word)]];
   }
   return nullptr;
 }
@@ -273,7 +273,7 @@ Thread* first_ready() {
 // Goes on with whichever thread is next; returns when this one is.
 void yield() {
   Thread& self = current();
-  if (live() == 0) change(self.context, outside);
+  if (live == 0) change(self.context, outside);
   Thread* next = first_ready();
   if (!next) {
     release();
@@ -289,6 +289,7 @@ void thread_main() {
   stop(current(), State::ended);
   Block& block = *current().block;
   // What a block that has ended had is nobody's any more.
+  --live;
   if (--block.live == 0) memset(block.dynamic, kPoison, launch->shared);
   yield();
   abort();

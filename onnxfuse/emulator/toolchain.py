@@ -50,7 +50,7 @@ template void of::plain_mma_bytes<unsigned char, unsigned char>(Counts, Left, un
 # Without the default libraries, so that the checks' handlers are the runtime's own; and without the linker's plugin for
 # link-time optimisation, which takes longer than the rest of linking.
 _LINK = ["-shared", "-nostdlib", "-fno-use-linker-plugin", "-Wl,-Bsymbolic"]
-_RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
+_RUNTIME_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
 if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
     _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
 

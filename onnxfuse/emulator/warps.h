@@ -17,20 +17,16 @@ void share(Thread* lanes, const Thread& last) {
   }
 }
 
-// Gives each lane of a complete warp operation its result.
-void settle(Thread* lanes, const Thread& last) {
-  const unsigned mask = last.mask;
-  meeting[(&last - threads) / 32] &= ~mask;
-  if (last.warp == Warp::share) return share(lanes, last);
+// What an operation that is the same for all lanes makes of their values.
+uint64_t combined(Warp kind, const Thread* lanes, unsigned mask) {
   uint64_t all = 0;
   bool first = true;
-  const bool shuffles = last.warp <= Warp::shuffle_xor;  // and what only meets: nothing is made of all values
-  for (int lane = shuffles ? 32 : 0; lane < 32; ++lane) {
+  for (int lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1)) continue;
     const uint64_t value = lanes[lane].value;
     const unsigned low = static_cast<unsigned>(value), sofar = static_cast<unsigned>(all);
     const int signed_low = static_cast<int>(low), signed_sofar = static_cast<int>(sofar);
-    switch (last.warp) {
+    switch (kind) {
       case Warp::ballot: all |= static_cast<uint64_t>(low != 0) << lane; break;
       case Warp::any: all |= low != 0; break;
       case Warp::all: all = first ? low != 0 : all & (low != 0); break;
@@ -46,23 +42,46 @@ void settle(Thread* lanes, const Thread& last) {
     }
     first = false;
   }
+  return all;
+}
+
+// Gives each lane the value of another: ``source`` says which, by the lane, its operand, and the first of the lanes
+// that it shuffles among and the first behind them.
+template <class Source>
+void shuffle(Thread* lanes, const Thread& last, Source source) {
+  for (int lane = 0; lane < 32; ++lane) {
+    Thread& thread = lanes[lane];
+    if (!(last.mask >> lane & 1)) continue;
+    const int begin = lane & ~(thread.width - 1), from = source(lane, thread.operand, begin, begin + thread.width);
+    if (!(last.mask >> from & 1)) {
+      fail(last.line, "lane %d shuffles from lane %d, which the mask %08x does not name", lane, from, last.mask);
+    }
+    thread.result = lanes[from].value;
+    set_ready(thread);
+  }
+}
+
+// Gives each lane of a complete warp operation its result.
+void settle(Thread* lanes, const Thread& last) {
+  const unsigned mask = last.mask;
+  meeting[(&last - threads) / 32] &= ~mask;
+  switch (last.warp) {
+    case Warp::share: return share(lanes, last);
+    case Warp::shuffle:
+      return shuffle(lanes, last, [](int, int by, int begin, int end) { return begin + (by & (end - begin - 1)); });
+    case Warp::shuffle_up:
+      return shuffle(lanes, last, [](int lane, int by, int begin, int) { return lane - by < begin ? lane : lane - by; });
+    case Warp::shuffle_down:
+      return shuffle(lanes, last, [](int lane, int by, int, int end) { return lane + by >= end ? lane : lane + by; });
+    case Warp::shuffle_xor:
+      return shuffle(lanes, last, [](int lane, int by, int, int end) { return (lane ^ by) >= end ? lane : lane ^ by; });
+    default: break;
+  }
+  const uint64_t all = last.warp == Warp::sync ? 0 : combined(last.warp, lanes, mask);
   for (int lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1)) continue;
-    Thread& thread = lanes[lane];
-    const int width = thread.width, begin = lane & ~(width - 1), end = begin + width;
-    int source = lane;
-    switch (last.warp) {
-      case Warp::shuffle: source = begin + (thread.operand & (width - 1)); break;
-      case Warp::shuffle_up: source = lane - thread.operand < begin ? lane : lane - thread.operand; break;
-      case Warp::shuffle_down: source = lane + thread.operand >= end ? lane : lane + thread.operand; break;
-      case Warp::shuffle_xor: source = (lane ^ thread.operand) >= end ? lane : lane ^ thread.operand; break;
-      default: thread.result = all; set_ready(thread); continue;
-    }
-    if (!(mask >> source & 1)) {
-      fail(last.line, "lane %d shuffles from lane %d, which the mask %08x does not name", lane, source, mask);
-    }
-    thread.result = lanes[source].value;
-    set_ready(thread);
+    lanes[lane].result = all;
+    set_ready(lanes[lane]);
   }
 }
 

@@ -24,6 +24,7 @@ class Ahead:
         self._workers = min(MOST_WORKERS, processors())
         self._pool = ThreadPoolExecutor(self._workers, "onnxfuse-ahead")
         self._asked: dict[KernelSource, Future[None]] = {}
+        self._waiting: list[Future[None]] = []
 
     def __enter__(self) -> Ahead:
         return self
@@ -35,13 +36,15 @@ class Ahead:
     @property
     def full(self) -> bool:
         """Whether enough kernels wait for the workers."""
-        return sum(not each.done() for each in self._asked.values()) >= (1 + AHEAD) * self._workers
+        self._waiting = [each for each in self._waiting if not each.done()]
+        return len(self._waiting) >= (1 + AHEAD) * self._workers
 
     def add(self, kernel: Kernel) -> None:
         """Begin to compile a kernel, behind those that were added before."""
         source = source_of(kernel.source, kernel.plan)
         if source.kernels and source not in self._asked:
             self._asked[source] = self._pool.submit(self._timer.compile, [source])
+            self._waiting.append(self._asked[source])
 
     def finish(self, kernel: Kernel) -> None:
         """Wait until a kernel is compiled; one that does not compile says so where it is to run."""
