@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -195,7 +195,7 @@ def arguments(made: Region, inputs: Mapping[str, Array]) -> list[Array]:
     ]
 
 
-def alone(kernel: Kernel, variants: Sequence[str]) -> str:
+def alone(kernel: Kernel, variants: Collection[str]) -> str:
     """A kernel's text with what these variants launch alone: the others need not be compiled."""
     if not isinstance(kernel.code, Source):
         return kernel.source
@@ -234,7 +234,7 @@ def wrong_results(
     placements = ({}, skewed) if misalign and skewed else ({},)
     held = [variants_that_hold(plan, given, host, misalign=placement)[:limit] for placement in placements]
     if source is None and limit is not None:
-        text = alone(made.kernel, [variant for each in held for variant in each])
+        text = alone(made.kernel, {variant for each in held for variant in each})
     right: set[tuple[object, ...]] = set()  # most variants give the same bits
     for placement, variants in zip(placements, held, strict=True):
         for variant, order in product(variants, orders):

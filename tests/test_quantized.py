@@ -14,6 +14,7 @@ import pytest
 import quantized_models
 from emulated import EmulatedRunner
 from emulator import Emulator
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from quantized_models import Writer
 from rewriting_models import run, same_bits
@@ -130,19 +131,41 @@ extern "C" __global__ void k(const float* x, const float* step, float* quotients
 """
 
 
-def test_quotients_are_those_of_division() -> None:
-    """Where they decide: on ties and a unit beside them, of reciprocals that are exact and hard; and numbers that are
-    none, endless, or past both ends come to what division and rint give."""
+VECTORS = """
+extern "C" __global__ void k(const float* x, const float* step, signed char* low, unsigned char* high,
+                             signed char* pairs, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  float four[4];
+  for (int v = 0; v < 4; ++v) four[v] = x[4 * i + v];
+  of::store(low + 4 * i, of::quantised<signed char>(four, step[i], 3));
+  float two[2] = {four[0], four[3]};
+  of::store(pairs + 2 * i, of::quantised<signed char>(two, step[i], 3));
+  of::store(high + 4 * i, of::quantised<unsigned char>(four, step[i], 250));
+}
+"""
+
+
+def near_ties(every: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Numbers on ties and a unit beside them and what they are divided by, so many one after the other by the same, of
+    reciprocals that are exact and hard; and those that are none, endless, or past both ends."""
     random = np.random.default_rng(5)
     count = 1 << 16
     digits, exponents = random.integers(1 << 23, 1 << 24, count), random.integers(-43, -3, count)
     step = np.ldexp(digits.astype(np.float32), exponents)
     step[::4] = np.nextafter(np.exp2(random.integers(-9, 9, count // 4)).astype(np.float32), np.float32(0))
+    step[1::8] = np.exp2(random.integers(-9, 9, count // 8))
+    step = np.repeat(step[::every], every)
     x = ((random.integers(-70000, 70000, count) + 0.5) * step.astype(np.float64)).astype(np.float32)
     x = np.nextafter(x, random.choice([-np.inf, 0, np.inf], count).astype(np.float32), dtype=np.float32)
     edges = np.array([0, -0.0, 1, -1, 1e-40, 3e38, -3e38, np.inf, -np.inf, np.nan, 1e-20, 0.4, 70000], np.float32)
     odd = np.stack(np.meshgrid(edges, np.append(edges, np.float32([2**-126, 2**127])))).reshape(2, -1)
-    x, step = np.append(x, odd[0]), np.append(step, odd[1])
+    return np.append(x, np.repeat(odd[0], every)), np.append(step, np.repeat(odd[1], every))
+
+
+def test_quotients_are_those_of_division() -> None:
+    """Where they decide; and all come to what division and rint give."""
+    x, step = near_ties()
     quotients, numbers = np.empty(x.size, np.float32), np.empty((x.size, 2), np.float32)
     Emulator(linked(("onnxfuse",), used_in(STEPS)) + STEPS).launch(
         "k", -(-x.size // 256), 256, [x, step, quotients, numbers, x.size])
@@ -153,3 +176,24 @@ def test_quotients_are_those_of_division() -> None:
     for place, (least, most, instead) in enumerate(((-128, 127, 0), (0, 65535, -np.inf))):
         whole = np.rint(np.where(np.isnan(wanted), instead, wanted)) + 3
         np.testing.assert_array_equal(numbers[:, place], np.clip(whole, least, most))
+
+
+def test_vectors_are_what_their_quotients_are() -> None:
+    """With one of four on a tie or none, and with numbers far from any."""
+    x, step = near_ties(4)
+    with np.errstate(over="ignore"):
+        x[1::4] = np.random.default_rng(6).uniform(-200, 200, x.size // 4).astype(np.float32) * step[1::4]
+        x[2::8], x[3::8] = x[1::8], np.float32(2**17) * -x[1::8]
+        ties = ((np.rint(x[1::4] / step[1::4]) + 0.5) * step[::4].astype(np.float64)).astype(np.float32)
+        x[::4] = np.nextafter(ties, x[::4])
+        x[::8] = ties[::2]
+        x[::16] = np.rint(x[1::16] / step[1::16]) * np.float32(2**17) * step[1::16]
+    numbers = np.empty((2, x.size), np.int8)
+    high, pairs = numbers[1].view(np.uint8), np.empty((x.size // 4, 2), np.int8)
+    Emulator(linked(("onnxfuse",), used_in(VECTORS)) + VECTORS).launch(
+        "k", -(-x.size // 1024), 256, [x, step[::4].copy(), numbers[0], high, pairs, x.size // 4])
+    with np.errstate(all="ignore"):
+        wanted = np.rint(np.nan_to_num(x / step, nan=0.0, posinf=np.inf, neginf=-np.inf))
+    np.testing.assert_array_equal(numbers[0], np.clip(wanted + 3, -128, 127))
+    np.testing.assert_array_equal(high, np.clip(wanted + 250, 0, 255))
+    np.testing.assert_array_equal(pairs, numbers[0].reshape(-1, 4)[:, [0, 3]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.pull import Contracted, Scalar
+from onnxfuse.lowering.pull import Apply, Contracted, Scalar
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import computed, copied
@@ -284,9 +284,10 @@ class ProductText:
         rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
         kinds = [TYPES[output.dtype] for output in outputs]
         lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
-        values = [writer.scalar(result) for result in self.parts.results]
+        packed = [_packed(writer, result, f"y{number}", self.lanes.width)
+                  for number, result in enumerate(self.parts.results)]
         targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
-        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, value in enumerate(values))]
+        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(packed))]
         return [
             *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
@@ -294,15 +295,29 @@ class ProductText:
                 *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
                   for number in range(len(self.rights))),
                 *writer.upto(Scope.VECTOR),
-                *(f"{kind.compute} y{number}[width];" for number, kind in enumerate(kinds)),
+                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(packed)),
                 *unrolled("int v = 0; v < width; ++v", each),
-                *(f"results{number}[pass] = of::pack<{kind.storage}>(y{number});" for number, kind in enumerate(kinds)),
+                *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(packed)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
                 *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR),
                 *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
             ]),
         ]
+
+
+def _packed(writer: Writer, result: Scalar, name: str, width: int) -> tuple[str, str, str]:
+    """What lanes keep of a result as ``name``, its type before it, and what makes a vector of that: of numbers that are
+    quantised by one step, what these are before, for a vector of them is quantised in half the instructions."""
+    kind = TYPES[result.dtype]
+    if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
+        quotient, zero, *_ = result.operands
+        if isinstance(quotient, Apply) and quotient.function == "steps":
+            source, step = quotient.operands
+            if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
+                given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
+                return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
+    return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
 
 
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:

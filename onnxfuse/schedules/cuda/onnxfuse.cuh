@@ -221,6 +221,53 @@ template <typename T> __device__ __forceinline__ T highest() {
 template <typename T> __device__ __forceinline__ T iabs(T x) { return x < 0 ? -x : x; }
 template <typename T> __device__ __forceinline__ T imin(T a, T b) { return a < b ? a : b; }
 template <typename T> __device__ __forceinline__ T imax(T a, T b) { return a > b ? a : b; }
+// Whole numbers as four bytes, those past the ends of their type as its ends.
+template <typename T> __device__ __forceinline__ unsigned four_bytes(const int* x) {
+  unsigned bytes = 0;
+#if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 800
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    bytes |= (unsigned)(unsigned char)(T)imin(imax(x[i], (int)lowest<T>()), (int)highest<T>()) << 8 * i;
+#else
+  if constexpr ((T)-1 < (T)0) {
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(x[3]), "r"(x[2]));
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(x[1]), "r"(x[0]));
+  } else {
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(x[3]), "r"(x[2]));
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %0;" : "+r"(bytes) : "r"(x[1]), "r"(x[0]));
+  }
+#endif
+  return bytes;
+}
+// What `steps` and `nearest_byte` make of a vector by one step.  A product with its reciprocal, rounded as it is summed
+// up, is the whole number nearest to a quotient if that number of steps is less than half a step away: if all are
+// clearly so, no quotient need be computed.  (Sums of less than 2 ^ 23 would not say by their bits which is less.)
+template <typename T, int width>
+__device__ __forceinline__ Vector<T, width> quantised(const float (&x)[width], float step, int zero) {
+  const float size = ::fabsf(step), inverse = 1.0f / step, near = size * 0.4999f;
+  bool clear = size > 1e-30f && size < 1e30f;
+  int y[width];
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    const float sum = ::fmaxf(::fmaf(x[v], inverse, 12582912.0f), 8388608.0f);
+    clear &= ::fabsf(::fmaf(12582912.0f - sum, step, x[v])) <= near;
+    y[v] = __float_as_int(sum) + (zero - 0x4b400000);
+  }
+  if (!clear) {
+    const float least = (float)lowest<T>(), most = (float)highest<T>();
+#pragma unroll
+    for (int v = 0; v < width; ++v) y[v] = (int)(T)nearest_byte(steps(x[v], step), zero, least, most);
+  }
+  Vector<T, width> vector;
+  if constexpr (width % 4 == 0) {
+#pragma unroll
+    for (int v = 0; v < width; v += 4) *reinterpret_cast<unsigned*>(vector.at + v) = four_bytes<T>(y + v);
+  } else {
+#pragma unroll
+    for (int v = 0; v < width; ++v) vector.at[v] = (T)imin(imax(y[v], (int)lowest<T>()), (int)highest<T>());
+  }
+  return vector;
+}
 template <typename T> __device__ __forceinline__ T bcast(T a, T b) { return a == 1 ? b : a; }
 // Of indices: a division by zero gives 0 rather than whatever the hardware gives.
 template <typename T, typename U> __device__ __forceinline__ T quotient(T a, U b) { return b == 0 ? 0 : a / (T)b; }
