@@ -164,9 +164,12 @@ class Draft:
         """The whole plan after what the compiler says, where it is asked."""
         return self.uncompiled if compiled is None else finished(self.plan, self.context.compiling(compiled))
 
-    def begin(self, compiled: Compiled, plan: Plan) -> None:
-        """Have the compiler begin with a plan's kernels, for which it will be asked."""
-        Spills(self.context.costs, self.context.objective, compiled, self.context.kernels).begin(plan.fusions)
+    def begin(self, compiled: Compiled) -> None:
+        """Have the compiler begin with the kernels that it will be asked for, beside what is planned with nothing
+        compiled, and with those of regions that this joins."""
+        spills = Spills(self.context.costs, self.context.objective, compiled, self.context.kernels)
+        spills.begin(self.plan.fusions)
+        spills.begin([region for region in self.uncompiled.fusions if region.parts])
 
     def seconds(self, plan: Plan) -> float:
         """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
@@ -289,11 +292,9 @@ class Drafting:
 
 
 def _begun(draft: Draft, compiled: Compiled | None) -> Draft:
-    """A draft; where it will hardly lose to another, the compiler begins with its kernels beside what is planned with
-    nothing compiled, and with those of regions that this joins."""
+    """A draft, which the compiler begins with where it will hardly lose to another."""
     if compiled is not None and not _may_lie_otherwise(draft.plan):
-        draft.begin(compiled, draft.plan)
-        draft.begin(compiled, draft.uncompiled)
+        draft.begin(compiled)
     return draft
 
 

@@ -122,10 +122,12 @@ def _one_thread_a_session() -> None:
 def pytest_collection_finish() -> None:
     """What all tests need is no garbage, and looking through it again and again was a twelfth of all that they take.
     What is new is looked through as seldom as while a model is planned (``onnxfuse.collecting``)."""
+    from onnxfuse.collecting import MIDDLE, OLD, YOUNG
+
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # for all, what measures would undo it (``onnxfuse.tuning.timer.held``)
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(YOUNG, MIDDLE, OLD)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

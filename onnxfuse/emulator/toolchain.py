@@ -23,9 +23,9 @@ HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "g++")
 
 # No errno, no strict aliasing and wrapping integers as on the device; what is left uninitialised gets a pattern.
-# Most texts are compiled for a few launches: more optimisation would take longer than it saves.
 _SEMANTICS = ["-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv",
               "-ftrivial-auto-var-init=pattern"]
+# Most texts are compiled for a few launches: more optimisation would take longer than it saves.
 _KERNEL_FLAGS = [
     "-std=c++17", "-Og", "-w", "-fPIC", *_SEMANTICS, "-fno-exceptions", "-fno-rtti", "-fno-ipa-reference",
     "-fno-stack-protector", "-fstack-clash-protection", "-fno-threadsafe-statics", "-fvisibility=hidden",
@@ -160,8 +160,8 @@ def _functions() -> Path:
     text = all_definitions() + _INSTANCES
     library = cache_folder() / f"functions{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not library.exists():
-        _make(library, [COMPILER, *_RUNTIME_FLAGS, *_SEMANTICS, "-O3", "-include", str(_header()),
-                        f"-I{_shim()}", *_LINK, f"-Wl,-soname,{library.name}"], text)
+        _make(library, [COMPILER, *_RUNTIME_FLAGS, *_SEMANTICS, "-include", str(_header()), f"-I{_shim()}", *_LINK,
+                        f"-Wl,-soname,{library.name}"], text)
     return library
 
 
