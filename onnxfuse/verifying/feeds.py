@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -108,14 +109,20 @@ def _scaled(array: Array, to: float) -> Array:
 def _scale_halves(bits: Array, to: float, target: Array) -> None:
     """The same of float16, given as bits: each number that there is once.  NumPy takes long to round to float16, and
     ten times as long below its normal numbers.  Without their signs bits are in the order of their numbers."""
-    most = float(_HALVES[max(over_blocks(lambda part: _largest_half(bits[part]), bits.size))])
-    with np.errstate(over="ignore"):  # of numbers that there are none
-        table = _times(_HALVES, to / most if most else 1.0, to)
+    table = _scaled_halves(max(over_blocks(lambda part: _largest_half(bits[part]), bits.size)), to)
 
     def take(part: slice) -> None:
         np.take(table, bits[part], out=target[part], mode="clip")  # quicker: no index is out of range
 
     over_blocks(take, bits.size)
+
+
+@lru_cache(maxsize=64)  # what one node computes is scaled for each of its readers
+def _scaled_halves(largest: int, to: float) -> Array:
+    """What each number of float16 becomes where the largest magnitude, given as bits, becomes ``to``."""
+    most = float(_HALVES[largest])
+    with np.errstate(over="ignore"):  # of numbers that there are none
+        return _times(_HALVES, to / most if most else 1.0, to)
 
 
 def _largest_half(bits: Array) -> int:

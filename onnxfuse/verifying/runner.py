@@ -115,9 +115,9 @@ class CudaRunner:
 
     memory = "cuda"
     """Where tensors lie, in ONNX Runtime's words."""
-    workers = 4
-    """More wait for the device and for Python's lock: with six a U-Net takes no less (benchmarks/results,
-    h100-quantised)."""
+    workers = 2
+    """One makes inputs while another's kernel runs; more wait for Python's lock: with four a ConvNeXt takes 7.1 s in
+    place of 5.3 (benchmarks/results, h100-optimising)."""
     most = 1 << 22
     """Predicted: 8 MB of float16 are on the GPU in a millisecond, and what it says of their blocks is read in four; a
     sample is 257 copies from the GPU, and one back."""

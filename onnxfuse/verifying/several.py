@@ -58,8 +58,10 @@ def passed(batch: Sequence[Captured], verify: Callable[[Captured], NodeResult], 
             found.append(result)
         return found, None
 
+    # The longest first: one that were begun last would have the processors to itself.
+    longest = sorted(chains.values(), key=lambda chain: -sum(map(nbytes, chain)))
     with ThreadPoolExecutor(runner.workers, "onnxfuse-verify") as pool:
-        done = list(pool.map(verified, chains.values()))
+        done = list(pool.map(verified, longest))
     ends = [ended for _, ended in done if ended is not None]
     return {result.node: result for found, _ in done for result in found}, ends[0] if ends else None
 
