@@ -69,8 +69,9 @@ class Said:
     begun: list[str] = field(default_factory=list)
 
     def begin(self, kernels: Sequence[Kernel]) -> None:
-        assert not self.asked
-        self.begun += [kernel.plan.variants[0].launches[0].kernel for kernel in kernels]
+        names = [kernel.plan.variants[0].launches[0].kernel for kernel in kernels]
+        assert set(names).isdisjoint(self.asked)
+        self.begun += names
 
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """One entry a kernel."""
@@ -142,6 +143,21 @@ def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     assert found.compiled is not None
     assert found.compiled.spilled_bytes == 2
     assert len(said.asked) == 1
+
+
+def test_other_ways_of_all_that_spill_begin_together() -> None:
+    """Before the first of them is looked at: one fusion after the other would leave processors idle."""
+    long, slight = planned(LONG), planned(SHORT)
+    said = Said({"_w": 1000})
+    spills = context(long).compiling(said).spills
+    assert spills is not None
+    spills.compile([only(long)])
+    assert len(said.begun) == len(set(said.begun)) > 1
+    said = Said({"_w": 1})
+    spills = context(slight).compiling(said).spills
+    assert spills is not None
+    spills.compile([only(slight)])
+    assert said.asked and not said.begun
 
 
 def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:

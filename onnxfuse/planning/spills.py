@@ -108,8 +108,11 @@ class Spills:
         self.costs, self.objective, self.compiled, self.kernels = costs, objective, compiled, kernels
 
     def compile(self, fusions: Sequence[Region]) -> None:
-        """Compile the kernels of many fusions at once."""
+        """Compile the kernels of many fusions at once, and begin with the other ways of all that spill."""
         self.compiled.figures(self._texts(fusions))
+        spilling = (fusion for fusion in fusions for own in self._ways(fusion, [fusion.kernel])
+                    if isinstance(own, _Way) and self._spills(fusion, own))
+        self.compiled.begin([self._text(fusion, kernel) for fusion in spilling for kernel in self._others(fusion)])
 
     def begin(self, fusions: Sequence[Region]) -> None:
         """The same, not waited for."""
@@ -128,7 +131,7 @@ class Spills:
             return _broken(fusion, own)
         if own is None:
             return fusion
-        best = own if self._seconds(own.spilled) <= SLIGHT * _once(fusion) else self._best(fusion, own)
+        best = self._best(fusion, own) if self._spills(fusion, own) else own
         more = self._seconds(best.spilled) * fusion.cost.executions
         cost = replace(fusion.cost, seconds_after=fusion.cost.seconds_after + more)
         if more > SLIGHT * fusion.cost.seconds_after and fusion.kernel.schedule != USER and fusion.measured is None:
@@ -144,18 +147,25 @@ class Spills:
 
     def _best(self, fusion: Region, own: _Way) -> _Way:
         """The way to run a fusion that moves the fewest bytes; its own where others save next to nothing."""
-        schedule = fusion.kernel.schedule
-        # What was measured, or has variants for other sizes, is as it is to be.
-        if fusion.lowered is None or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
-            return own
-        others = [self.kernels.ask(fusion.request(self.costs.ledger.sizes, choice)).kernel(schedule)
-                  for choice in fusion.kernel.choices]
-        # How fast copies by tensor maps are, or a library, bytes do not tell: such a kernel runs where it was measured.
-        ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel) and not (
-            each.plan.maps or any(variant.calls for variant in each.plan.variants))])
+        ways = self._ways(fusion, self._others(fusion))
         wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
+
+    def _spills(self, fusion: Region, own: _Way) -> bool:
+        """Whether a fusion's own way spills more than next to nothing."""
+        return self._seconds(own.spilled) > SLIGHT * _once(fusion)
+
+    def _others(self, fusion: Region) -> list[Kernel]:
+        """Other ways to run a fusion: none of what was measured, or has variants for other sizes, which is as it is to
+        be."""
+        if fusion.lowered is None or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
+            return []
+        asked = (self.kernels.ask(fusion.request(self.costs.ledger.sizes, choice)).kernel(fusion.kernel.schedule)
+                 for choice in fusion.kernel.choices)
+        # How fast copies by tensor maps are, or a library, bytes do not tell: such a kernel runs where it was measured.
+        return [each for each in asked if isinstance(each, Kernel) and not (
+            each.plan.maps or any(variant.calls for variant in each.plan.variants))]
 
     def _ways(self, fusion: Region, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
         """Kernels of a fusion as compiled; None where the compiler did not say what it made."""
