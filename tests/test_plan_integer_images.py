@@ -48,6 +48,16 @@ def shared(kind: type = np.float32) -> onnx.ModelProto:
     return residual(kind, readers=1)
 
 
+def skipping(kind: type = np.float32) -> onnx.ModelProto:
+    """Two blocks whose sums go around the next one as they are, and into it rounded."""
+    images = Images(kind)
+    kept = images.node("Relu", images.convolution(images.rounded("x"), 32, 32))
+    for _ in range(2):
+        inner = images.node("Relu", images.convolution(images.rounded(kept), 32, 48))
+        kept = images.node("Relu", images.node("Add", images.convolution(images.rounded(inner), 48, 32, 1), kept))
+    return images.images(kept)
+
+
 def on_integers(op: str) -> onnx.ModelProto:
     """Operators whose operands are integers."""
     images = Images(np.float32)
@@ -109,6 +119,24 @@ def test_what_was_measured_faster_is_taken(
     check(made)
     assert unfuse(made.model) == source
     assert (dequantised_record(made.model) is not None) == (model is shared)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_what_is_read_as_it_is_too_is_written_both_ways(kind: type, last: bool, tmp_path: Path) -> None:
+    """A convolution's kernel adds what goes around, and writes the sum and what it is rounded to."""
+    source = skipping(kind)
+    made = measured(source, tmp_path / "measurements.sqlite", 10.0 if last else 30.0, dims=DIMS)
+    float_type = made.graph.inputs[0].dtype
+    both = [region for region in products(made) if len(region.outputs) == 2]
+    assert len(both) == 2  # what the first block reads, and what the second does
+    for region in both:
+        assert {value.dtype for value in region.outputs} == {float_type, TensorProto.INT8}
+    assert sum(node.op == "Conv" for region in products(made) for node in region.nodes) == 5
+    assert not any(node.op == "Add" for region in made.plan.fusions for node in region.nodes
+                   if region not in products(made))
+    check(made)
+    assert unfuse(made.model) == source
 
 
 @pytest.mark.parametrize("model", [residual, shared])

@@ -95,6 +95,22 @@ def test_what_several_read_is_offered_as_it_lies_too(second: str, offered: bool)
     assert ["MatMul", "Add", "Reshape", "Transpose"] in found and (["MatMul", "Add"] in found) is offered
 
 
+@pytest.mark.parametrize(("branch", "offered"), [
+    ("r = Relu(s) k = MatMul(r, b)", ["MatMul", "Add", "Relu"]),
+    ("r = Mul(two, s) e = Erf(r) k = MatMul(e, b)", ["MatMul", "Add", "Mul", "Erf"]),
+    ("r = Mul(s, c) k = MatMul(r, b)", None),
+    ("r = Reshape(s, h) k = Softmax(r)", None),
+], ids=["an activation", "a chain", "another tensor", "a view"])
+def test_what_is_computed_of_a_result_that_others_read_is_given_out_too(branch: str, offered: list[str] | None) -> None:
+    """As a sum that goes around a block, and is rounded or activated for it."""
+    model = parse("g (float16[M,64] a, float16[64,64] b, float16[M,64] c) => (float16[M,64] s, float16[?,?] k) "
+                  "<float16 two = {2}, int64[2] h = {-1, 32}> { p = MatMul(a, b) s = Add(p, c) " + branch + " }")
+    regions = fuse(model, eager=True).plan.with_products
+    found = [[node.op for node in region.nodes if node.op != "Constant"] for region in regions
+             if len(region.outputs) == 2]
+    assert found == ([] if offered is None else [offered])
+
+
 APART = {
     "queries, keys and values": (
         "q = Add(p, c) qr = Reshape(q, h) qt = Transpose<perm = [0,2,1,3]>(qr) qs = Mul(qt, e) "

@@ -94,6 +94,32 @@ class Beside:
         ends = [place for place, (_, node) in enumerate(steps) if node.op == QUANTIZE][-1:]
         return [steps[place + (place + 1 < len(steps) and self.facts[steps[place + 1][1]].leaves)][0] for place in ends]
 
+    def branching(self) -> list[Members]:
+        """The products with what is computed of their results, read as it is by some, and with what is computed of that
+        alone for others: a residual sum is read by the next sum and, quantised, by the next convolution."""
+        for members, _ in reversed(list(self._behind())):
+            (value,) = escaping(set(members))
+            if len(value.consumers) > 1 or value.is_output:
+                branches = [self._branch(reader) for reader in value.consumers]
+                if any(branches):
+                    return [members.union(*branches)]
+        return []
+
+    def _branch(self, node: Node) -> list[Node]:
+        """A reader, what alone reads it, and so on, while all else that they read is constant; no further than to where
+        integers come of it, laid out as those want it who read them.  Nothing where it is only laid out anew."""
+        found: list[Node] = []
+        ends = False
+        while self._admits(node, self.products[0].outputs[0]) and (not ends or self.facts[node].leaves) and (
+                sum(not value.is_constant for value in node.reads()) == 1):
+            found.append(node)
+            ends |= node.op == QUANTIZE
+            (result,) = (value for value in node.outputs if value is not None)
+            if len(result.consumers) != 1 or result.is_output or self.facts[node].leaves:
+                break
+            (node,) = result.consumers
+        return found if any(not self.facts[each].view and each.op != "Transpose" for each in found) else []
+
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
         multiplies scores by these, and copies what lies as it is computed."""
@@ -201,7 +227,8 @@ class Offer:
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         for members in dict.fromkeys(
-                (whole, beside.before(whole), *beside.rounded(), *beside.untransposed(), *beside.unscaled(), least)):
+                (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
+                 *beside.unscaled(), least)):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
