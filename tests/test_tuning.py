@@ -314,13 +314,6 @@ def test_nothing_is_trusted_where_the_own_choice_does_not_run(tmp_path: Path, da
     assert region.best is None and region.runtime == 20.0 and region.left > 1
 
 
-def test_a_dead_gpu_is_an_error(tmp_path: Path, database: Path) -> None:
-    timer = FakeTimer(times(), broken=frozenset({DEFAULT}), living=False)
-    with pytest.raises(KernelError) as error:
-        tuned(write(tmp_path, CHAIN), timer, database)
-    assert error.value.message == "The GPU stopped answering when a kernel of Mul -> a ran (default)."
-
-
 def test_layers_share_what_was_measured(tmp_path: Path, database: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(encoder(layers=3), path)

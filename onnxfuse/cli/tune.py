@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxfuse.cli import completion
 from onnxfuse.cli.output import console, hush_runtime, print_json, progress
 from onnxfuse.cli.parameters import FILE, database_option, dim_option, fold_weights_option, model_argument
+from onnxfuse.errors import KernelError
 from onnxfuse.visible import visible
+
+if TYPE_CHECKING:
+    from onnxfuse.measuring.database import Environment, Measurement
 
 
 @click.command(short_help="Measure a model's kernels on this GPU.")
@@ -60,7 +67,8 @@ def tune(
     with progress(as_data) as tell:
         tell("starting the GPU", 0, 0)
         timer = tuning.find_timer()
-        options = tuning.TuneOptions(rules, disable, dims, budget, force, fold_weights=fold_weights)
+        watch = tuning.Watch(partial(_hung, database, timer.environment))
+        options = tuning.TuneOptions(rules, disable, dims, budget, force, fold_weights=fold_weights, watch=watch)
         with open_database(database) as kept:
             try:
                 found = tuning.tune(model, timer, kept, options, tell)
@@ -72,3 +80,18 @@ def tune(
         print_json(reported.as_json(found))
     else:
         reported.show(found, console())
+
+
+def _hung(database: Path | None, environment: Environment, candidate: Measurement) -> None:
+    """Remember a kernel that does not end, say so, and end the process: nothing else ends the kernel."""
+    from onnxfuse.measuring.database import open_database
+    from onnxfuse.tuning.work import candidate_words
+
+    try:
+        click.echo(f"error: a kernel did not end ({candidate_words(candidate.candidate)}; {candidate.shapes}), and "
+                   "nothing but the end of this process ends it. This is a fault of onnxfuse; report it.", err=True)
+        with open_database(database) as kept:
+            kept.record(environment, candidate)
+        click.echo("help: run the same command again: it goes on behind it", err=True)
+    finally:
+        os._exit(KernelError.exit_code)

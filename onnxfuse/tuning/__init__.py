@@ -3,5 +3,6 @@
 from onnxfuse.tuning.products import measure_products
 from onnxfuse.tuning.timer import Timed, Timer, find_timer
 from onnxfuse.tuning.tune import Tuned, TunedRegion, TuneOptions, tune
+from onnxfuse.tuning.watch import Watch
 
-__all__ = ["Timed", "Timer", "TuneOptions", "Tuned", "TunedRegion", "find_timer", "measure_products", "tune"]
+__all__ = ["Timed", "Timer", "TuneOptions", "Tuned", "TunedRegion", "Watch", "find_timer", "measure_products", "tune"]

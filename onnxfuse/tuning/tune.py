@@ -36,6 +36,7 @@ from onnxfuse.schedules import words
 from onnxfuse.tuning.ahead import Ahead
 from onnxfuse.tuning.subjects import Subject, distinct
 from onnxfuse.tuning.timer import Timer
+from onnxfuse.tuning.watch import Watch
 from onnxfuse.tuning.work import State, Work, candidate_words
 
 
@@ -52,6 +53,7 @@ class TuneOptions:
             there are none.
         tf32: whether the runtime may round operands of float32 products to TF32.
         fold_weights: as ``pipeline.Options`` has it.
+        watch: sees kernels that do not end; None where nobody does.
     """
 
     rules: Sequence[str | Path] = ()
@@ -62,6 +64,7 @@ class TuneOptions:
     stages: tuple[str, ...] = ()
     tf32: bool = True
     fold_weights: bool = False
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def tune(
     without = [stage for stage in (ATTENTION, DEPTHWISE, LAYOUTS)
                if stage in made and (not options.stages or stage in (*options.stages, LAYOUTS))]
     deadline = inf if options.budget is None else start + options.budget
-    work = Work(timer, database, tell)
+    work = Work(timer, database, tell, options.watch)
 
     def take_on() -> list[Refusal]:
         subjects, refusals = distinct(plans, wanted.kernels)

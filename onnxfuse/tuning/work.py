@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -22,6 +24,7 @@ from onnxfuse.tuning.order import FIRST, Known, urgency
 from onnxfuse.tuning.samples import disagreement
 from onnxfuse.tuning.subjects import Subject, labels_of
 from onnxfuse.tuning.timer import Bench, Timer, held
+from onnxfuse.tuning.watch import Watch
 
 Array = NDArray[Any]
 
@@ -49,7 +52,7 @@ class State:
         self.known, self.measured = len(rows.keys() & {RUNTIME, *subject.candidates}), 0
         self.body: onnx.ModelProto | None = None
         self.right: Mapping[str, Array] | None = None
-        self.failed = False
+        self.failed = DEFAULT in rows and rows[DEFAULT].status == "failed"
         self._situation = subject.source.costs.situation(subject.fusion)
         self._kernels: dict[str, Kernel] = {}
         self._dropped: set[str] = set()
@@ -141,8 +144,8 @@ class Work:
         states: what is known of each region.
     """
 
-    def __init__(self, timer: Timer, database: Database, tell: Tell) -> None:
-        self._timer, self._database, self._tell = timer, database, tell
+    def __init__(self, timer: Timer, database: Database, tell: Tell, watch: Watch | None = None) -> None:
+        self._timer, self._database, self._tell, self._watch = timer, database, tell, watch
         self.states: list[State] = []
 
     def add(self, subjects: Sequence[Subject], *, force: bool = False) -> None:
@@ -200,17 +203,21 @@ class Work:
         """Run a candidate and keep what came of it; a kernel must agree with the schedule's own choice."""
         subject = state.subject
         key = subject.what.nodes if name == RUNTIME else subject.what.kernel
+        failed = Measurement(key, subject.shapes, name, 0.0, 0.0, 0, "failed", note="it did not end")
         try:
-            timed = bench.time(model, fused=name != RUNTIME)
+            with nullcontext() if self._watch is None or name == RUNTIME else self._watch.over(failed):
+                timed = bench.time(model, fused=name != RUNTIME)
         except OnnxfuseError as error:
-            if not self._timer.alive():
+            alive = self._timer.alive()
+            if alive or name != RUNTIME:  # else nothing is known of the runtime's nodes
+                state.failed |= name == DEFAULT
+                self._record(state, replace(failed, note=error.message))
+            if not alive:
                 raise KernelError(
                     f"The GPU stopped answering when a kernel of {subject.label} ran ({candidate_words(name)}).",
-                    remedy="This is a fault of onnxfuse; report it. `onnxfuse tune` goes on behind it once it was "
-                           "recorded.",
+                    remedy="This is a fault of onnxfuse; report it. `onnxfuse tune` goes on behind it when it is run "
+                           "again.",
                 ) from error
-            state.failed |= name == DEFAULT
-            self._record(state, Measurement(key, subject.shapes, name, 0.0, 0.0, 0, "failed", note=error.message))
             return
         wrong = ""
         if name == DEFAULT:
