@@ -15,7 +15,7 @@ DIMS := --dim batch=8 --dim sequence=128
 OLIVE := torch 'olive-ai>=0.13,<0.14' requests
 OPTIMUM := torch 'optimum-onnx>=0.1,<0.2'
 
-.PHONY: demo test test-long test-lowest test-models test-integrations test-docs test-pythons test-mutants test-gpu fuzz lint bench lock dist clean python
+.PHONY: demo test test-long test-lowest test-models test-deploy test-integrations test-docs test-pythons test-mutants test-gpu fuzz lint bench lock dist deploy-packages clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -57,6 +57,15 @@ test-long: .venv-test/ready
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).
 test-models: .venv-test/ready
 	.venv-test/bin/python tests/corpus/check.py --exports --jobs $(JOBS)
+
+# The programs of examples/cpp and examples/csharp against ONNX Runtime's own C++ headers and C# API, on the CPU.
+test-deploy: .venv-test/ready deploy-packages
+	.venv-test/bin/python -m pytest -rs tests/test_deploy_cpp.py tests/test_deploy_csharp.py
+
+# What these are built with where the machine has no such headers and no .NET SDK; fetched once, 200 MB, into
+# ~/.cache/onnxfuse/deploy.  Needs npm and mono-mcs.
+deploy-packages: .venv-test/packages
+	.venv-test/bin/python tests/deploy_packages.py
 
 # Olive and Optimum on the CPU, as docs/integrations.md runs them; fetches PyTorch and more, several GB, once.
 test-integrations: .venv-test/ready .venv-olive/ready .venv-optimum/ready

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -10,8 +9,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import deploy_packages
 import numpy as np
+import onnx
 from cli_models import ROOT
+from onnx import TensorProto, helper
 
 SOURCES = ROOT / "examples" / "cpp"
 HEADER = "onnxruntime_cxx_api.h"
@@ -21,10 +23,18 @@ FOREIGN = re.compile(r"[^\s]*(?:libpython|cupy|nvrtc)[^\s]*")
 """Libraries that no deployment in C++ needs."""
 
 
+DTYPES = {"FLOAT": "f4", "FLOAT16": "f2", "DOUBLE": "f8", "INT64": "i8", "INT32": "i4", "INT16": "i2", "INT8": "i1",
+          "UINT8": "u1", "UINT16": "u2", "UINT32": "u4", "UINT64": "u8", "BOOL": "?"}
+"""Types that the programs read and write, as ONNX and as NumPy call them."""
+
+
 def headers() -> Path | None:
-    """Folder of the headers, under ``ONNXRUNTIME_ROOT`` or where distributions put them; no wheel has them."""
+    """Folder of the headers, under ``ONNXRUNTIME_ROOT``, where distributions put them, or out of packages; no wheel of
+    ONNX Runtime has them."""
     roots = [os.environ.get("ONNXRUNTIME_ROOT"), "/usr", "/usr/local"]
     places = [Path(root, suffix) for root in roots if root for suffix in SUFFIXES]
+    if not deploy_packages.lacking():
+        places.append(deploy_packages.cache() / "include")
     return next((place for place in places if (place / HEADER).is_file()), None)
 
 
@@ -33,16 +43,18 @@ def lacking() -> str:
     missing = [tool for tool in ("cmake", "g++") if shutil.which(tool) is None]
     if missing:
         return f"{missing[0]} is not here"
-    return "" if headers() else "ONNX Runtime's C++ headers are not here; ONNXRUNTIME_ROOT says where"
+    if headers():
+        return ""
+    return f"no ONNX Runtime's C++ headers are here (ONNXRUNTIME_ROOT says where), and {deploy_packages.lacking()}"
 
 
 def _release(folder: Path) -> Path:
     """A folder with the headers and the library of the onnxruntime package as a release has them."""
-    found, spec = headers(), importlib.util.find_spec("onnxruntime")
-    assert found is not None and spec is not None and spec.origin is not None
+    found = headers()
+    assert found is not None
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to(found)
-    for library in Path(spec.origin).with_name("capi").glob("libonnxruntime*"):
+    for library in deploy_packages.native_libraries().glob("libonnxruntime*"):
         (folder / "lib" / library.name).symlink_to(library)
         if library.name.startswith("libonnxruntime.so."):
             for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
@@ -87,3 +99,23 @@ def run(program: Path, model: Path, inputs: Mapping[str, np.ndarray], library: P
     if done.returncode != 0 or foreign or not loaded:
         raise RuntimeError(done.stderr or f"loaded: {foreign}")
     return {path.stem: np.load(path) for path in wanted.iterdir()}
+
+
+def write_copies(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """A model that copies an input of every type, to a file, and inputs for it."""
+    def infos(prefix: str) -> list[onnx.ValueInfoProto]:
+        return [helper.make_tensor_value_info(f"{prefix}{name}", getattr(TensorProto, name), shape) for name in DTYPES]
+
+    nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in DTYPES]
+    graph = helper.make_graph(nodes, "g", infos("in_"), infos("out_"))
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
+    random = np.random.default_rng(0)
+    return {f"in_{name}": np.asarray(random.integers(0, 2, shape) if name == "BOOL" else random.normal(0, 50, shape)
+                                     ).astype(kind) for name, kind in DTYPES.items()}
+
+
+def check_copies(inputs: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
+    """Whether a program gives back what that model copies."""
+    for name in DTYPES:
+        one, other = inputs[f"in_{name}"], found[f"out_{name}"]
+        assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes(), name
