@@ -77,9 +77,17 @@ test-docs: .venv-test/ready dist
 	ONNXFUSE_DIST=$(CURDIR)/dist .venv-test/bin/python -m pytest --slow tests/test_tutorial.py
 
 # The wheel with all that it requires on every Python here that setup.cfg names, none of them with a compiler; fetches
-# 1 GB for each, once.
-test-pythons: .venv-test/ready
-	.venv-test/bin/python -m pytest --slow -rs tests/test_wheel.py
+# 1 GB for each, once.  With SYSTEM=build/debian also on the newest of them, in a system of its own.
+test-pythons: .venv-test/ready $(if $(SYSTEM),$(SYSTEM)/ready)
+	ONNXFUSE_SYSTEMS=$(SYSTEM) .venv-test/bin/python -m pytest --slow -rs tests/test_wheel.py
+
+# Debian's newest Python, without a compiler, in a folder of 300 MB; needs root and debootstrap.  Its packages come by
+# way of whatever this machine trusts.
+build/debian/ready:
+	rm -rf $(@D) && mkdir -p $(@D)
+	debootstrap --variant=minbase --include=python3.14-venv,ca-certificates sid $(@D)
+	cp /etc/ssl/certs/ca-certificates.crt $(@D)/etc/ssl/certs/
+	touch $@
 
 # Whether the tests would notice: some 300 faults planted one by one.
 test-mutants: .venv-test/ready

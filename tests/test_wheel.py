@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import email
 import email.message
 import json
@@ -13,8 +14,10 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import venv
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,16 +141,52 @@ def test_links_lead_to_the_sources_where_these_have_a_home(tmp_path: Path, url: 
     assert str(told).strip() == f"{first} [c](https://c.example) [d](mailto:d@e.example)"
 
 
-def interpreter(version: str) -> Path | None:
-    """A Python of a release such as "3.12" that makes environments: on the path, or one of pyenv's."""
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that makes environments; ``root`` is the folder of its system where that is not this one."""
+
+    path: str
+    root: Path | None = None
+
+    @property
+    def before(self) -> list[str]:
+        """What stands before commands of its system."""
+        return [] if self.root is None else [shutil.which("chroot") or "/usr/sbin/chroot", str(self.root)]
+
+    def pip(self, python: Path) -> list[object]:
+        """What installs for an environment's Python: ours, or where this one cannot run that, its own."""
+        return [sys.executable, "-m", "pip", "--python", python] if self.root is None else [
+            *self.before, python, "-m", "pip"]
+
+
+def interpreter(version: str) -> Interpreter | None:
+    """A Python of a release such as "3.12": on the path, one of pyenv's, or of a system in a folder, as debootstrap
+    makes it; ``ONNXFUSE_SYSTEMS`` names such folders."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*/bin/python3")
-    for found in (shutil.which(f"python{version}"), *sorted(pyenv)):
+    systems = [Path(folder).resolve() for folder in os.environ.get("ONNXFUSE_SYSTEMS", "").split()]
+    for found in (*(Interpreter(str(path)) for path in (shutil.which(f"python{version}"), *sorted(pyenv)) if path),
+                  *(Interpreter(f"/usr/bin/python{version}", folder) for folder in systems)):
         # What is on the path may be pyenv's word that it has this Python, and that another one is meant.
-        if found is not None and subprocess.run(
-                [found, "-c", f"import sys, venv; assert sys.version.startswith('{version}.')"], capture_output=True,
-                check=False).returncode == 0:
-            return Path(found)
+        if subprocess.run([*found.before, found.path, "-c",
+                           f"import sys, venv; assert sys.version.startswith('{version}.')"], capture_output=True,
+                          check=False).returncode == 0:
+            return found
     return None
+
+
+@contextlib.contextmanager
+def scratch(python: Interpreter, here: Path) -> Iterator[Path]:
+    """A folder that has one path for us and for the system of a Python."""
+    if python.root is None:
+        yield here
+        return
+    # The system finds its own root under the path that it has here.
+    itself = python.root / python.root.relative_to("/")
+    if not itself.is_symlink():
+        itself.parent.mkdir(parents=True, exist_ok=True)
+        itself.symlink_to("/")
+    with tempfile.TemporaryDirectory(dir=python.root / "tmp") as folder:
+        yield Path(folder)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -157,15 +196,15 @@ def environment(folder: Path) -> dict[str, str]:
     return {"PATH": str(nothing), "PYTHONPATH": "", "ONNXFUSE_CACHE_DIR": str(folder / "cache"), "NO_COLOR": "1"}
 
 
-def check_installed(made: Made, folder: Path, bare: dict[str, str]) -> None:
+def check_installed(made: Made, folder: Path, bare: dict[str, str], before: Sequence[str] = ()) -> None:
     """The package of the environment ``folder / "venv"`` is the wheel's, finds all that it uses, and fuses."""
-    python, command = (folder / "venv" / "bin" / name for name in ("python", "onnxfuse"))
-    place = run(python, "-c", "import onnxfuse; print(onnxfuse.library_path())", folder=folder, **bare).strip()
-    assert Path(place).is_relative_to(folder / "venv")
-    assert made.metadata()["Version"] in run(command, "--version", folder=folder, **bare)
-    found = json.loads(run(command, "doctor", "--json", folder=folder, **bare))
+    python, command = ([*before, folder / "venv" / "bin" / name] for name in ("python", "onnxfuse"))
+    place = run(*python, "-c", "import onnxfuse; print(onnxfuse.library_path())", folder=folder, **bare).strip()
+    assert f"/{folder.name}/venv/" in place  # its system may know a shorter way there
+    assert made.metadata()["Version"] in run(*command, "--version", folder=folder, **bare)
+    found = json.loads(run(*command, "doctor", "--json", folder=folder, **bare))
     assert found["ok"] and all(part["state"] != "broken" for part in found["parts"])
-    run(command, "optimize", write(folder, CHAIN), "--dim", "batch=64", "--target", "H200", "--embed", "sm_90",
+    run(*command, "optimize", write(folder, CHAIN), "--dim", "batch=64", "--target", "H200", "--embed", "sm_90",
         folder=folder, **bare)
     assert b"\x7fELF" in (folder / "model.fused.onnx").read_bytes()
 
@@ -190,8 +229,11 @@ def test_the_wheel_installs_with_all_that_it_requires(made: Made, tmp_path: Path
     python = interpreter(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-    run(python, "-m", "venv", tmp_path / "venv", "--without-pip", folder=tmp_path)
-    bare = environment(tmp_path)
-    run(sys.executable, "-m", "pip", "--python", tmp_path / "venv" / "bin" / "python", "install", "-q",
-        "--only-binary", ":all:", made.wheel, folder=tmp_path, **bare)
-    check_installed(made, tmp_path, bare)
+    with scratch(python, tmp_path) as folder:
+        bare = environment(folder)
+        run(*python.before, python.path, "-m", "venv", folder / "venv", *(["--without-pip"] if not python.root else []),
+            folder=folder)
+        wheel = shutil.copy(made.wheel, folder)
+        run(*python.pip(folder / "venv" / "bin" / "python"), "install", "-q", "--only-binary", ":all:", wheel,
+            folder=folder, **bare)
+        check_installed(made, folder, bare, python.before)
