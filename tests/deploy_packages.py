@@ -11,7 +11,6 @@ builds the program around the other compiler's libraries.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -70,7 +69,9 @@ def lacking() -> str:
     """Why nothing can be built with it; "" where it can."""
     if not _ready():
         return "what `make deploy-packages` fetches is not here"
-    found = importlib.metadata.version("onnxruntime-gpu")
+    import onnxruntime  # what fetches the packages may have none
+
+    found = onnxruntime.__version__
     if tuple(map(int, found.split(".")[:2])) < RELEASE:
         return f"what `make deploy-packages` fetches needs ONNX Runtime {'.'.join(map(str, RELEASE))}, here is {found}"
     return ""
