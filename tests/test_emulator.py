@@ -445,6 +445,12 @@ def test_ptx_needs_a_plain_twin() -> None:
         Emulator(source.replace("ifdef", "ifndef"))
 
 
+def test_compilers_say_the_same_in_every_character_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    with pytest.raises(EmulatorError, match="'missing' was not declared"):
+        Emulator('extern "C" __global__ void k(float* y) { y[0] = missing; }')
+
+
 def test_the_language_around_kernels() -> None:
     """Alignments before and after the qualifier, constants, qualifiers, device headers, vector and 16-bit types."""
     source = """

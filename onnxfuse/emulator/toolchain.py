@@ -55,6 +55,11 @@ if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
     _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
 
 
+def _plain() -> dict[str, str]:
+    """The environment for a compiler, which says the same in every language and with every character set."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
     """What the host compiler says of itself.
@@ -63,7 +68,7 @@ def compiler_version() -> str:
         EmulatorError: there is none.
     """
     try:
-        return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([COMPILER, "--version"], env=_plain(), capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise EmulatorError(f"a host C++ compiler is needed, and '{COMPILER}' does not run") from error
 
@@ -114,7 +119,8 @@ def _make(target: Path, command: Sequence[str], text: str | None = None, librari
             Path(scratch, "kernel.cc").write_text(text)
             # The runtime, loaded before, brings the C libraries: linking them is a fifth of a small text's time.
             extra += ["kernel.cc", *libraries, "-lgcc"]
-        result = subprocess.run([*command, *extra], capture_output=True, text=True, cwd=scratch, check=False)
+        result = subprocess.run([*command, *extra], env=_plain(), capture_output=True, text=True, cwd=scratch,
+                                check=False)
         if result.returncode:
             raise EmulatorError(f"the text does not compile for the CPU:\n{result.stderr}")
         os.replace(made, target)
