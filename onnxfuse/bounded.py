@@ -16,6 +16,13 @@ _KINDS = (
 )
 
 
+_DEEPEST = 200
+"""Levels of JSON that anything here has; what reads it may call itself for each.  How many more Python's parser takes
+differs by its release."""
+
+_HOLDERS = frozenset((dict, list))
+
+
 def open_file(path: str | Path) -> BinaryIO:
     """Open an ordinary file; a pipe would block until somebody writes, and a device need not end.
 
@@ -53,6 +60,13 @@ def parse_json(data: bytes | str) -> Any:
         ValueError: it is none, no UTF-8, holds a number of thousands of digits, or is nested too deep.
     """
     try:
-        return json.loads(data)
+        found = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    level: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        level = [each for holder in level if holder.__class__ in _HOLDERS
+                 for each in (holder if holder.__class__ is list else holder.values()) if each.__class__ in _HOLDERS]
+        if not level:
+            return found
+    raise ValueError("it is nested too deep")

@@ -98,6 +98,15 @@ def test_json_of_any_kind(text: str | bytes) -> None:
         parse_json(text)
 
 
+def test_json_of_as_many_levels_with_every_python() -> None:
+    """The parser itself takes a thousand levels before Python 3.14, and 50,000 since."""
+    for begin, end, many in (("[", "]", 200), ('{"a":[', "]}", 100)):
+        assert len(parse_json(begin * many + end * many)) == 1
+        for more in (many + 1, 10_000):
+            with pytest.raises(ValueError, match="it is nested too deep"):
+                parse_json(begin * more + end * more)
+
+
 # -- inputs -------------------------------------------------------------------------------------------------------
 
 
