@@ -209,7 +209,7 @@ def test_feeds_have_the_sizes_of_the_row():
 
 def test_work_in_a_process_of_its_own():
     assert common.apart(math.sqrt, 4.0) == 2.0
-    with pytest.raises(common.ApartError, match="math domain error"):
+    with pytest.raises(common.ApartError, match=r"ValueError: (math domain error|expected a nonnegative)"):
         common.apart(math.sqrt, -1.0)
     with pytest.raises(common.ApartError, match="its process ended with exit code 3"):
         common.apart(sys.modules["os"]._exit, 3)
