@@ -153,6 +153,10 @@ void onnxfuse_emulator_later(Later kind, void (*run)(void*), const void* what, s
   const char* const bytes = static_cast<const char*>(what);
   queue.works.push_back({run, {bytes, bytes + size}, queue.group});
 }
+void onnxfuse_emulator_copy_async(void* to, const void* from, size_t size) {
+  memset(to, 0xff, size);
+  onnxfuse_emulator_later(Later::copies, [=] { from ? memcpy(to, from, size) : memset(to, 0, size); });
+}
 void onnxfuse_emulator_asked(Later kind) { ++current().queues[static_cast<int>(kind)].group; }
 void onnxfuse_emulator_done(Later kind, int left) {
   Queue& queue = current().queues[static_cast<int>(kind)];

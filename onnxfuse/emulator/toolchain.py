@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from onnxfuse.emulator.errors import EmulatorError
+from onnxfuse.emulator.instances import instances
 from onnxfuse.emulator.kernel_text import HostText, for_host
 from onnxfuse.runtime.cache import default_folder, distrusted
 from onnxfuse.schedules.headers import all_definitions, declarations, without_definitions
@@ -85,7 +86,7 @@ def cache_folder() -> Path:
         EmulatorError: there is no host compiler.
     """
     version = compiler_version()
-    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_INSTANCES} {_RUNTIME_FLAGS}".encode())
+    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_INSTANCES} {instances()} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
             digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
@@ -156,14 +157,20 @@ def parts(text: str) -> tuple[Path, str, list[str]]:
         return _header(), text, []
     line = text.count("\n", len(begin), len(text) - len(body)) + 1
     link = ["-Wl,--as-needed,-rpath,$ORIGIN", str(_functions())]
-    return _header(declarations("__noinline__")), f'#line {line} "kernel"\n{body}', link
+    return _header(_declared()), f'#line {line} "kernel"\n{body}', link
+
+
+@lru_cache(maxsize=1)
+def _declared() -> str:
+    """The headers' definitions, but for what ``_functions`` has."""
+    return declarations("__noinline__") + "".join(f"extern template {each};\n" for each in instances())
 
 
 @lru_cache(maxsize=1)
 def _functions() -> Path:
     """A library of the headers' functions that are never part of another: a product takes most of its time in one, and
     is worth more optimisation, once, than a text that is compiled for a few launches."""
-    text = all_definitions() + _INSTANCES
+    text = all_definitions() + _INSTANCES + "".join(f"template {each};\n" for each in instances())
     library = cache_folder() / f"functions{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         _make(library, [COMPILER, *_RUNTIME_FLAGS, *_SEMANTICS, "-include", str(_header()), f"-I{_shim()}", *_LINK,

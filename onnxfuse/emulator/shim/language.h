@@ -1,5 +1,7 @@
 // CUDA's keywords and built-in variables as host g++ reads them.
 #pragma once
+#include <utility>
+
 #include "machine.h"
 
 #define __global__
@@ -70,14 +72,6 @@ struct Describe<const T*, false> {
   static constexpr Parameter value{'p', sizeof(T*), true};
 };
 
-template <size_t... I>
-struct Indices {};
-template <size_t N, size_t... I>
-struct Count : Count<N - 1, N - 1, I...> {};
-template <size_t... I>
-struct Count<0, I...> {
-  using type = Indices<I...>;
-};
 template <class T>
 struct Plain { using type = T; };
 template <class T>
@@ -89,11 +83,12 @@ template <class... Arguments, void (*function)(Arguments...)>
 struct Entry<function> {
   static constexpr Parameter parameters[sizeof...(Arguments) + 1] = {
       Describe<typename Plain<Arguments>::type>::value..., {'\0', 0, false}};
+  // Forced: a function of its own takes as long to compile as what it does.
   template <size_t... I>
-  static void unpack(void** arguments, Indices<I...>) {
+  __attribute__((always_inline, no_sanitize_undefined)) static inline void unpack(void** arguments, std::index_sequence<I...>) {
     function(*static_cast<typename Plain<Arguments>::type*>(arguments[I])...);
   }
-  static void call(void** arguments) { unpack(arguments, typename Count<sizeof...(Arguments)>::type{}); }
+  __attribute__((no_sanitize_undefined)) static void call(void** arguments) { unpack(arguments, std::make_index_sequence<sizeof...(Arguments)>{}); }
   static constexpr Kernel describe(int threads_bound) {
     return {call, parameters, int(sizeof...(Arguments)), threads_bound};
   }

@@ -63,6 +63,8 @@ unsigned onnxfuse_emulator_live_lanes();
 // Work that is done when it is waited for, in groups: what is asked for since the last call of `asked` is one, and `done`
 // does all but the last `left` of them.
 void onnxfuse_emulator_later(onnxfuse_emulator::Later kind, void (*run)(void*), const void* what, size_t size);
+// Of what is poison until it is there; zeros where `from` is NULL.
+void onnxfuse_emulator_copy_async(void* to, const void* from, size_t size);
 void onnxfuse_emulator_asked(onnxfuse_emulator::Later kind);
 void onnxfuse_emulator_done(onnxfuse_emulator::Later kind, int left);
 void onnxfuse_emulator_register_dynamic(void** variable);
@@ -78,9 +80,4 @@ void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int r
 
 template <typename Function> void onnxfuse_emulator_later(onnxfuse_emulator::Later kind, const Function& work) {
   onnxfuse_emulator_later(kind, [](void* what) { (*static_cast<Function*>(what))(); }, &work, sizeof(work));
-}
-// Poison until it is there; zeros where `from` is NULL.
-inline void onnxfuse_emulator_copy_async(void* to, const void* from, size_t size) {
-  memset(to, 0xff, size);
-  onnxfuse_emulator_later(onnxfuse_emulator::Later::copies, [=] { from ? memcpy(to, from, size) : memset(to, 0, size); });
 }
