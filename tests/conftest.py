@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,23 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Kernels compiled for the CPU stay from one run to the next, whatever folders tests have the rest kept in.
 os.environ.setdefault("ONNXFUSE_EMULATOR_CACHE", f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}")
+
+ROOM = 8 << 30
+"""Bytes in memory that what tests write must have: four times what they do, of which one run's is kept."""
+
+
+def _memory_for_files() -> str | None:
+    """A folder in memory with room for what tests write, from which programs and libraries run; None where none is."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        return None
+    there = os.statvfs(memory)
+    return None if there.f_flag & os.ST_NOEXEC or there.f_bavail * there.f_frsize < ROOM else str(memory)
+
+
+# What is tested syncs what it writes, and a transaction of a database waits three times for a disk.  No test sees it.
+if "PYTEST_XDIST_WORKER" not in os.environ and (memory := _memory_for_files()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)
 
 # The same examples every time; the search for what a failure has in common (Phase.explain) costs more than it tells.
 settings.register_profile(
