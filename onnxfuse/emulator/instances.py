@@ -1,8 +1,9 @@
 """What kernel texts call of the headers again and again: instances of templates that are compiled once for all texts.
 
-To compile these anew for each text was a tenth of its time.  All are functions of the numbers that they are given,
-floats or of one type: what reads or writes memory that a caller points to, or casts a float to an integer, is compiled
-with the caller, and with the checks of alignment, bounds and casts that a caller is compiled with.
+To compile these anew for each text was a tenth of its time, and what functions of the precompiled header call g++ makes
+for every text, whether it calls them or not.  All are functions of the numbers that they are given: what reads or
+writes memory that a caller points to, or casts a float to an integer that may not hold it, is compiled with the caller,
+and with the checks of alignment, bounds and casts that a caller is compiled with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 
 _FORMATS = ("5, 10", "8, 7")
-_EXCHANGED = ("float", "double", "int", "unsigned")
+_LONG = ("long", "unsigned long", "long long", "unsigned long long")
+_EXCHANGED = ("int", "unsigned", *_LONG, "float", "double", "__half", "__half2", "__nv_bfloat16", "__nv_bfloat162")
 _FOLDS = ("Sum", "Prod", "Max", "MaxNumber", "Min")
 _EXPONENTIALS = (
     ("Exp<true>", "MaxNumber"), ("Exp<false>", "Max"), ("Exp<true>", "Max"), ("ExpDifference", "MaxNumber"))
@@ -32,6 +34,13 @@ def _conversions() -> Iterator[str]:
     for places in _FORMATS:
         yield f"unsigned short onnxfuse_emulator::encode<{places}>(double, bool)"
         yield f"float onnxfuse_emulator::decode<{places}>(unsigned short)"
+    for kind in _LONG:
+        yield f"double onnxfuse_emulator::odd<{kind}>({kind})"
+    for whole in ("int", "unsigned", "long long", "unsigned long long"):
+        for kind in ("float", "double"):
+            yield f"{whole} onnxfuse_emulator::saturate<{whole}, {kind}>({kind})"
+    lanes = "unsigned long long"
+    yield f"const {lanes}* onnxfuse_emulator_lanes<{lanes}, 1>(const {lanes} (&)[1], int)"
     for kind in _EXCHANGED:
         yield f"{kind} onnxfuse_emulator::exchange<{kind}>(onnxfuse_emulator::Warp, unsigned, {kind}, int, int, int)"
 

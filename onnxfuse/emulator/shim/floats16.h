@@ -9,7 +9,7 @@ namespace onnxfuse_emulator {
 // The bits of `value` as a float of 1 sign, E exponent and M mantissa bits, rounded to nearest, ties to even, or
 // towards zero.  NaN becomes 0x7fff, as on the device.
 template <int E, int M>
-inline unsigned short encode(double value, bool to_zero = false) {
+unsigned short encode(double value, bool to_zero = false) {
   const uint64_t raw = bits<uint64_t>(value);
   const unsigned sign = static_cast<unsigned>(raw >> 63) << 15;
   const unsigned infinity = ((1u << E) - 1u) << M;
@@ -28,7 +28,7 @@ inline unsigned short encode(double value, bool to_zero = false) {
 }
 
 template <int E, int M>
-inline float decode(unsigned short raw) {
+float decode(unsigned short raw) {
   const unsigned sign = (raw & 0x8000u) << 16, rest = raw & 0x7fffu;
   if (rest >= ((1u << E) - 1u) << M) return bits<float>(sign | 0x7f800000u | rest << (23 - M));
   // As a float's bits this is the value scaled by 2^(bias - 127), subnormals included; the product is exact.
@@ -41,7 +41,7 @@ namespace onnxfuse_emulator {
 
 // An integer as a double whose lowest bit tells of what was cut off, so that a second rounding comes out right.
 template <class I>
-inline double odd(I value) {
+double odd(I value) {
   const bool negative = value < I(0);
   uint64_t size = negative ? ~static_cast<uint64_t>(value) + 1 : static_cast<uint64_t>(value);
   if (size >> 52) size = (size & ~0xfffull) | (size & 0xfffull ? 0x1000ull : 0);

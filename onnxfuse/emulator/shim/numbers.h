@@ -25,7 +25,7 @@ inline To bits(From from) {
 // As on the device: what is out of range gives the nearest end of it; NaN gives 0 where a float becomes 32 bits, and the
 // highest bit alone everywhere else.
 template <class To, class From>
-inline To saturate(From whole) {
+To saturate(From whole) {
   constexpr bool is_signed = To(-1) < To(0);
   constexpr int width = sizeof(To) * CHAR_BIT;
   const From upper = std::ldexp(From(1), is_signed ? width - 1 : width);
@@ -129,10 +129,10 @@ inline float min(float x, float y) { return fminf(x, y); }
 inline float max(float x, float y) { return fmaxf(x, y); }
 inline double min(double x, double y) { return fmin(x, y); }
 inline double max(double x, double y) { return fmax(x, y); }
-inline double min(float x, double y) { return fmin(x, y); }
-inline double max(float x, double y) { return fmax(x, y); }
-inline double min(double x, float y) { return fmin(x, y); }
-inline double max(double x, float y) { return fmax(x, y); }
+inline double min(float x, double y) { return fmin(double(x), y); }
+inline double max(float x, double y) { return fmax(double(x), y); }
+inline double min(double x, float y) { return fmin(x, double(y)); }
+inline double max(double x, float y) { return fmax(x, double(y)); }
 
 using std::abs;
 using std::acos, std::acosh, std::asin, std::asinh, std::atan, std::atan2, std::atanh, std::cbrt, std::ceil;
@@ -148,14 +148,14 @@ inline float rsqrt(float x) { return rsqrtf(x); }
 inline float rcbrtf(float x) { return static_cast<float>(1.0 / std::cbrt(static_cast<double>(x))); }
 inline float normcdff(float x) { return static_cast<float>(0.5 * std::erfc(-x * 0.70710678118654752440)); }
 inline double normcdf(double x) { return 0.5 * std::erfc(-x * 0.70710678118654752440); }
-inline float sinpif(float x) { return static_cast<float>(std::sin(std::fmod(x, 2.0) * 3.14159265358979323846)); }
-inline float cospif(float x) { return static_cast<float>(std::cos(std::fmod(x, 2.0) * 3.14159265358979323846)); }
+inline float sinpif(float x) { return static_cast<float>(std::sin(std::fmod(double(x), 2.0) * 3.14159265358979323846)); }
+inline float cospif(float x) { return static_cast<float>(std::cos(std::fmod(double(x), 2.0) * 3.14159265358979323846)); }
 
 // float on one, two or three operands: the intrinsic is the host function, correctly rounded where its name says so.
 #define ONNXFUSE_UNARY(name, value) inline float name(float x) { return value; }
 #define ONNXFUSE_BINARY(name, value) inline float name(float x, float y) { return value; }
 ONNXFUSE_UNARY(__expf, expf(x))
-ONNXFUSE_UNARY(__exp10f, static_cast<float>(std::pow(10.0, x)))
+ONNXFUSE_UNARY(__exp10f, static_cast<float>(std::pow(10.0, double(x))))
 ONNXFUSE_UNARY(__logf, logf(x))
 ONNXFUSE_UNARY(__log2f, log2f(x))
 ONNXFUSE_UNARY(__log10f, log10f(x))

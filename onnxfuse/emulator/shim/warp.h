@@ -6,7 +6,7 @@
 
 namespace onnxfuse_emulator {
 template <class T>
-inline T exchange(Warp kind, unsigned mask, T value, int operand, int width, int line) {
+T exchange(Warp kind, unsigned mask, T value, int operand, int width, int line) {
   uint64_t raw = 0;
   memcpy(&raw, &value, sizeof(T));
   raw = onnxfuse_emulator_warp(kind, mask, raw, operand, width, line);
