@@ -110,12 +110,18 @@ def test_the_emulator_compiles_nothing_that_a_text_does_not_call() -> None:
     assert b"half_of" in library.read_bytes() and b"plain_mma" not in library.read_bytes()
 
 
-def test_functions_of_their_own_are_compiled_once_for_all_texts() -> None:
-    kernel = """extern "C" __global__ void once(float* x, unsigned* y) {
-  float sums[4] = {};
-  of::plain_mma<__half>(sums, reinterpret_cast<unsigned (&)[4]>(*y), y[4], y[5]);
-  x[threadIdx.x] = sums[0];
-}
+@pytest.mark.parametrize("calls", [
+    "of::plain_mma<__half>(sums, reinterpret_cast<unsigned (&)[4]>(*y), y[4], y[5]);",
+    "sums[0] = of::reduce_lanes<of::Sum, 32>(x[0]);",
+    "sums[0] = __half2float(__ushort_as_half(y[0]));",
+])
+def test_functions_of_their_own_are_compiled_once_for_all_texts(calls: str) -> None:
+    """And so are instances of templates that most texts call."""
+    kernel = f"""extern "C" __global__ void once(float* x, unsigned* y) {{
+  float sums[4] = {{}};
+  {calls}
+  x[threadIdx.x] = of::divide(sums[0], 2.0f);
+}}
 """
     library, _ = build(linked(HEADERS, used_in(kernel)) + kernel)
     assert any(each.name.encode() in library.read_bytes() for each in library.parent.glob("functions*.so"))
