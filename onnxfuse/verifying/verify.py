@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
@@ -93,17 +92,14 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     notes = work.notes
     with ThreadPoolExecutor(1, "onnxfuse-prepare") as pool:
         preparing = work.preparing(pool, bounds)
+        message = work.checked()
         exact = exact_form(subject.loaded, rewritten.model)
         if exact is not subject.loaded:
             notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
                          "comparison.")
         with (sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused),
               ThreadPoolExecutor(1, "onnxfuse-beside") as beside):
-            step("checking the fused model", 0, 1)
-            checking = beside.submit(_checked, rewritten.model, subject.loaded.proto)
             compared = work.first_that_runs(original, fused)
-            message, known = checking.result()
-            notes += known
             if isinstance(compared, VerificationError):
                 whole = WholeResult(not message, None, message=message or compared.message)
                 return Verification(None, (), whole, not_run(nodes, compared.message), tuple(notes))
@@ -191,6 +187,15 @@ class _Work:
     step: Progress
     closeness: Closeness = EXACT
     notes: list[str] = field(default_factory=list)
+
+    def checked(self) -> str:
+        """What ``onnx.checker`` has against the fused model and not against the original."""
+        self.step("checking the fused model", 0, 1)
+        message = checker_message(self.subject.rewritten.model)
+        if message and (own := checker_message(self.subject.loaded.proto)):
+            self.notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
+            return ""
+        return message
 
     def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
         """``whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
@@ -357,15 +362,6 @@ class _Work:
         if number == 1:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
-
-
-def _checked(fused: onnx.ModelProto, original: onnx.ModelProto) -> tuple[str, list[str]]:
-    """What ``onnx.checker`` has against the fused model and not against the original, and what to note of that."""
-    message = checker_message(fused)
-    if message and (own := checker_message(original)):
-        return "", [f"onnx.checker has something against the original model already: {own.splitlines()[0]}"]
-    return message, []
-
 
 def _bytes(held: Iterable[Mapping[str, Array]]) -> int:
     """Of all arrays."""
