@@ -87,11 +87,14 @@ def _hung(database: Path | None, environment: Environment, candidate: Measuremen
     from onnxfuse.measuring.database import open_database
     from onnxfuse.tuning.work import candidate_words
 
+    remedy: str | None = None
     try:
-        click.echo(f"error: a kernel did not end ({candidate_words(candidate.candidate)}; {candidate.shapes}), and "
-                   "nothing but the end of this process ends it. This is a fault of onnxfuse; report it.", err=True)
         with open_database(database) as kept:
             kept.record(environment, candidate)
-        click.echo("help: run the same command again: it goes on behind it", err=True)
+        remedy = "run the same command again: it goes on behind it"
     finally:
-        os._exit(KernelError.exit_code)
+        error = KernelError(
+            f"a kernel did not end ({candidate_words(candidate.candidate)}; {candidate.shapes}), and nothing but the "
+            "end of this process ends it. This is a fault of onnxfuse; report it.", remedy=remedy)
+        click.echo(f"error: {error}", err=True)
+        os._exit(error.exit_code)
