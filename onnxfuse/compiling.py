@@ -5,6 +5,7 @@ NVRTC needs no GPU and no driver.  Images come from the cache on disk where they
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -91,11 +92,20 @@ class ReadBack:
                 self._begun[source] = pool.submit(self._compiler.figures, source, architecture)
         pool.shutdown(wait=False)  # its threads end behind the last of them
 
-    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
+    def arriving(self, kernels: Sequence[Kernel]) -> Iterator[Kernel]:
         """See ``Compiled``."""
-        for (source, _), found in compile_all(self._missing(kernels), self._made, self._progress):
+        texts = {source_of(kernel.source, kernel.plan): kernel for kernel in kernels}
+        missing = self._missing(kernels)
+        asked = {source for source, _ in missing}
+        yield from (kernel for source, kernel in texts.items() if source not in asked)
+        for (source, _), found in compile_all(missing, self._made, self._progress):
             lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found
+            yield texts[source]
+
+    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
+        """See ``Compiled``."""
+        deque(self.arriving(kernels), 0)
         return [self._known.get(source_of(kernel.source, kernel.plan)) for kernel in kernels]
 
     def _missing(self, kernels: Sequence[Kernel]) -> list[Task]:

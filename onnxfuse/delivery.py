@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from onnxfuse.graph import LoadedModel
 from onnxfuse.optimised import Optimised, Tell
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.refusal import Refusal
-from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
+from onnxfuse.verifying import CudaRunner, Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.bounds import NONE, Bounds, OutOfMemoryError
 from onnxfuse.verifying.kernels import Subject
 from onnxfuse.verifying.sharing import Slim, sharing
@@ -22,18 +23,25 @@ ROUNDS = 4
 """How often nodes may be taken back before the model as a whole is given up."""
 
 
-def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell, bounds: Bounds = NONE) -> Optimised:
+def runner_for(provider_options: Mapping[str, str]) -> CudaRunner | None:
+    """What runs kernels as a deployment with these options of the CUDA provider would; None where there is no GPU."""
+    return find_runner(settings=switches(provider_options))
+
+
+def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell, bounds: Bounds = NONE,
+             started: Future[CudaRunner | None] | None = None) -> Optimised:
     """Verify a fused model; fused nodes that fail are taken back, and what is left is verified again.
 
     Args:
         inputs: the user's own arrays by input name.
         bounds: of the time and memory that all this may take.
+        started: ``runner_for`` the model's options, where it was started before.
 
     Raises:
         ModelError: ONNX Runtime refuses the original model, or ``inputs`` do not fit it.
         VerificationError: the fused model as a whole is wrong.
     """
-    runner = find_runner(settings=switches(optimised.provider_options))
+    runner = runner_for(optimised.provider_options) if started is None else started.result()
     failed: list[Refusal] = []
     for _ in range(ROUNDS):
         verification = verify(optimised, runner, inputs, tell, bounds)

@@ -8,9 +8,9 @@ to take less time.  Only the kernels of the form that is taken are compiled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from onnxfuse.folding import (
@@ -70,16 +70,22 @@ class Form:
     """A model in one form, and what planning needs of it.
 
     Attributes:
-        loaded: the model; graph: of it, and canonical: as rules see it; sizes: to plan for; costs: at these.
+        loaded: the model; graph: of it; sizes: to plan for; costs: at these.
+        seen: gives the graph as rules see it, which a form that another is made of is not asked for.
         notes: what a user should know of all that.
     """
 
     loaded: LoadedModel
     graph: Graph
-    canonical: CanonicalGraph
+    seen: Callable[[], CanonicalGraph]
     sizes: Bound
     costs: CostModel
     notes: tuple[str, ...]
+
+    @property
+    def canonical(self) -> CanonicalGraph:
+        """The graph as rules see it."""
+        return self.seen()
 
 
 @dataclass(frozen=True)
@@ -101,13 +107,13 @@ class Forming:
     def form(self, loaded: LoadedModel) -> Form:
         """A model as it stands."""
         graph = load_graph(loaded)
-        canonical = canonicalise(graph, self.rules.canonical)
         sizes = bound(graph, self.dims)
         doubts = check_sizes(graph, sizes.sizes, self.dims)
         ledger, notes = observing(Ledger(graph, sizes.sizes), self.profile, loaded.proto, self.run_profile)
         groups = with_biases(groups_of(graph, self.rules.runtime), separated_sums(loaded.proto))
         costs = CostModel(ledger, self.profile, groups)
-        return Form(loaded, graph, canonical, sizes, costs, (*sizes.notes, *doubts, *notes))
+        seen = cache(partial(canonicalise, graph, self.rules.canonical))
+        return Form(loaded, graph, seen, sizes, costs, (*sizes.notes, *doubts, *notes))
 
     def dequantised(self, form: Form, values: Sequence[Shared]) -> Form:
         """The same model with some values dequantised for each of their readers."""
@@ -119,6 +125,15 @@ class Forming:
         made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, biases)))
         costs = _shared(made.costs, biases) if made.costs.ledger.observed else made.costs
         return replace(made, costs=costs, notes=form.notes)
+
+    def separable(self, form: Form, least_gain: float) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
+        """Biases of a model as it stands that may stand apart, by what their convolutions and products compute, and why
+        others do not."""
+        if BIASES in self.rules.disabled:
+            return {}, ()
+        biases, told = separable(form.graph, form.costs.groups, self.convolutions)
+        biases, idle = _wanted(form, biases, least_gain)
+        return biases, (*told, *idle)
 
     def laid_out(self, form: Form, pairs: Sequence[Paired]) -> Form:
         """The same model with pairs of transposes behind some values."""
@@ -248,12 +263,9 @@ class Drafting:
         """The form in which those biases are apart that fused nodes take in, but for some that are ``kept``, by what
         their convolutions and products compute, and why.  ``compiled`` begins with kernels of a draft that will hardly
         lose to another, beside what is planned with nothing compiled."""
-        if BIASES in self.forming.rules.disabled:
-            return _begun(self.draft(form), compiled)
-        biases, told = separable(form.graph, form.costs.groups, self.forming.convolutions)
-        biases, idle = _wanted(form, biases, self.objective.least_gain)
+        biases, told = self.forming.separable(form, self.objective.least_gain)
         biases = {name: bias for name, bias in biases.items() if name not in kept}
-        told += (*idle, *why)
+        told += why
         for _ in range(MOST_PLANS if biases else 0):
             tried = _begun(self.draft(self.forming.apart(form, biases), told), compiled)
             taken = _results(tried.uncompiled)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import onnx
 from onnxfuse.collecting import seldom
 from onnxfuse.compiling import COMPILING, read_back
 from onnxfuse.cuda_options import BIAS, LAYOUT, TF32, is_on
-from onnxfuse.delivery import check_original, verified
+from onnxfuse.delivery import check_original, runner_for, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
@@ -25,14 +27,15 @@ from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, re
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan
-from onnxfuse.presence import present_profile
+from onnxfuse.presence import present_gpus, present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import fold, is_optimised, rewrite
+from onnxfuse.rewriting import fold, is_optimised, rewrite, separate
 from onnxfuse.rules import load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying.bounds import SECONDS, Bounds
+from onnxfuse.verifying.first_run import FirstRun, first_run
 
 _AS_IT_WAS = Refusal(
     "already-optimised", "the model is as an optimisation left it", "",
@@ -132,8 +135,10 @@ def optimise(
     tell("reading", 0, 0)
     loaded = load(source)
     try:
-        with seldom():
-            return _optimised(loaded, options, tell)
+        with seldom(), ThreadPoolExecutor(1, "onnxfuse-start") as starting:
+            if options.verify or options.target is None:
+                starting.submit(present_gpus)  # a driver takes a third of a second to start
+            return _optimised(loaded, options, tell, starting)
     except OnnxfuseError:
         raise
     except Exception:
@@ -142,30 +147,40 @@ def optimise(
         raise
 
 
-def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
+def _optimised(loaded: LoadedModel, options: Options, tell: Tell, starting: Executor) -> Optimised:
     rules = load_rules([rules_folder(), *options.rules], options.disable)
-    profile, assumed = chosen_target(options.target, options.rules)
     tell("planning", 0, 0)
     done = is_optimised(loaded.proto)
     folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
+    profile, assumed = chosen_target(options.target, options.rules)
+    runner = starting.submit(runner_for, options.provider_options) if options.verify else None
     forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
     form = forming.form(folded)
-    if done:
-        plan, more = UNCHANGED
-    else:
-        form, plan, more = _chosen(form, forming, options, tell)
-    regions = embed(list(map(written, plan.fusions)), options.architectures, tell)
-    tell("rewriting", 0, 0)
-    rewritten = rewrite(form.loaded.proto, form.graph, regions)
-    costs = form.costs
-    optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
-                          tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
-                          objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
-                          keeps_biases=options.keeps_biases, provider_options=options.provider_options,
-                          fold_weights=options.fold_weights)
-    if not options.verify:
-        return optimised
-    return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
+    with _first_run(loaded, form, forming, options) as first:
+        form, plan, more = (form, *UNCHANGED) if done else _chosen(form, forming, options, tell)
+        regions = embed(list(map(written, plan.fusions)), options.architectures, tell)
+        tell("rewriting", 0, 0)
+        rewritten = rewrite(form.loaded.proto, form.graph, regions)
+        costs = form.costs
+        optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs,
+                              plan, tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
+                              objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
+                              keeps_biases=options.keeps_biases, provider_options=options.provider_options,
+                              fold_weights=options.fold_weights, first_run=first)
+        if options.verify:
+            optimised = verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds), runner)
+        return replace(optimised, first_run=None)
+
+
+def _first_run(loaded: LoadedModel, form: Form, forming: Forming, options: Options
+               ) -> AbstractContextManager[FirstRun | None]:
+    """The run of the original that verification begins with, made while it is planned; with biases of products as they
+    will be if all find a place."""
+    if not options.verify or options.inputs:
+        return nullcontext()
+    biases, _ = forming.separable(form, options.objective.least_gain)
+    apart = {name: bias for name, bias in biases.items() if not bias.stored}
+    return first_run(loaded, lambda slim: separate(slim, apart), form.costs.ledger, Bounds.of(options.verify_seconds))
 
 
 def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple[Form, Plan, tuple[str, ...]]:

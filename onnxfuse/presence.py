@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from onnxfuse.planning.hardware import Profile, profile_for_device, profiles_called
 from onnxfuse.runtime.library import present_gpus
 
+__all__ = ["present_gpus", "present_profile"]
+
 
 def present_profile(device: int = 0, profiles: Sequence[Profile] | None = None) -> Profile | None:
     """The profile of a GPU that is present, or None where there is none, or no driver to ask.  Where CuPy cannot ask it

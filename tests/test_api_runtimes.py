@@ -17,7 +17,6 @@ from cli_models import CHAIN, ROOT, encoder, parse
 
 import onnxfuse
 from onnxfuse.checking import example_inputs
-from onnxfuse.graph import from_proto
 from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.operators import load_graph
 from onnxfuse.resources import rules_folder
@@ -58,7 +57,7 @@ def write(folder: Path, name: str, model: onnx.ModelProto, inputs: dict[str, np.
     if all(node.domain != "onnxfuse" for node in fused.graph.node) or any(
             array.dtype.kind not in "fiub" for array in inputs.values()):
         return False
-    onnx.save(exact_form(from_proto(model), fused).proto, folder / f"{name}.onnx")
+    onnx.save(exact_form(model, fused), folder / f"{name}.onnx")
     onnx.save(fused, folder / f"{name}.fused.onnx")
     np.savez(folder / f"{name}.npz", **inputs)
     return True

@@ -195,7 +195,7 @@ def test_a_long_products_bias_comes_last_where_the_runtime_optimises_nothing() -
     assert made.verification.whole.identical and made.verification.notes == (
         "Fused nodes add biases of products, which come last then: the original was spelled so for comparison.",)
     feeds = random_feeds(model)
-    exact = exact_form(made.loaded, made.model).proto
+    exact = exact_form(made.loaded.proto, made.model)
     assert same_bits(run(made.model, feeds), run(exact, feeds))
     assert np.allclose(run(exact, feeds)[0], run(model, feeds)[0], rtol=1e-5)
     first, second = (ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)

@@ -110,7 +110,7 @@ def test_insertions_change_nothing(seed: int, folder: Path, request: pytest.Fixt
     made = fused(model, zoo)
     assert seconds(made) == pytest.approx(wanted, rel=1e-6), (zoo.name, edges)
     assert unfuse(made.model).SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
-    before, after = session(exact_form(made.loaded, made.model).proto), session(made.model)
+    before, after = session(exact_form(made.loaded.proto, made.model)), session(made.model)
     assert before is not None and after is not None
     feeds = zoo.feeds()
     for first, second in zip(before.run(None, feeds), after.run(None, feeds), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,6 +194,10 @@ class Compiling:
 
     def begin(self, kernels: Sequence[Kernel]) -> None:
         self.asked.update(kernel.source for kernel in kernels)
+
+    def arriving(self, kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+        self.begin(kernels)
+        return iter(kernels)
 
     def figures(self, kernels: Sequence[Kernel]) -> list[KernelError | None]:
         self.asked.update(kernel.source for kernel in kernels)

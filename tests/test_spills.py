@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -72,6 +72,12 @@ class Said:
         names = [kernel.plan.variants[0].launches[0].kernel for kernel in kernels]
         assert set(names).isdisjoint(self.asked)
         self.begun += names
+
+    def arriving(self, kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+        """Each is asked for when the one before it has been looked at."""
+        for kernel in kernels:
+            self.figures([kernel])
+            yield kernel
 
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """One entry a kernel."""
@@ -145,8 +151,8 @@ def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     assert len(said.asked) == 1
 
 
-def test_other_ways_of_all_that_spill_begin_together() -> None:
-    """Before the first of them is looked at: one fusion after the other would leave processors idle."""
+def test_other_ways_of_what_spills_begin_at_once() -> None:
+    """Beside texts that are still compiled: one after the other would leave processors idle."""
     long, slight = planned(LONG), planned(SHORT)
     said = Said({"_w": 1000})
     spills = context(long).compiling(said).spills
@@ -158,6 +164,15 @@ def test_other_ways_of_all_that_spill_begin_together() -> None:
     assert spills is not None
     spills.compile([only(slight)])
     assert said.asked and not said.begun
+    said = Said({"_w": 1000})
+    both = context(long).compiling(said).spills
+    assert both is not None
+    asked = said.figures
+    seen: list[int] = []
+    said.figures = lambda kernels: (seen.append(len(said.begun)), asked(kernels))[1]  # type: ignore[method-assign]
+    other = replace(only(long), made=replace(only(long).kernel, phases=only(long).kernel.phases))
+    both.compile([only(long), other])
+    assert seen[0] == 0 < seen[-1]
 
 
 def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:

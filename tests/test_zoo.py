@@ -106,11 +106,12 @@ def test_plain_runtime_gives_the_originals_bits(model: ZooModel, fused_file: Pat
     feeds = model.feeds()
     found = run(fused_file, feeds)
     optimised = model.rows[0].optimised
-    exact = exact_form(optimised.loaded, optimised.model)
+    original = optimised.loaded.proto
+    exact = exact_form(original, optimised.model)
     path = model.path
-    if exact is not optimised.loaded:
+    if exact is not original:
         path = model.path.with_suffix(".exact.onnx")
-        onnx.save(exact.proto, path)
+        onnx.save(exact, path)
     wanted = run(path, feeds)
     assert wanted.keys() == found.keys()
     for name, array in wanted.items():

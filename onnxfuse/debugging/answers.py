@@ -52,7 +52,8 @@ def bisect_answers(
     """
     hunt = _Hunt(pair, Variants(pair.loaded, pair.fused), inputs, progress or (lambda *_: None))
     limit = tolerance
-    with sharing(exact_form(pair.loaded, pair.fused.proto), pair.fused.proto, folder=pair.folder) as slims:
+    with sharing(pair.loaded, pair.fused.proto, folder=pair.folder) as (original, other):
+        slims = replace(original, model=exact_form(original.model, pair.fused.proto)), other
         outside = hunt.without_kernels(slims, runner, tolerance)
         if runner is None:
             hunt.notes.append(NO_KERNELS)

@@ -7,7 +7,7 @@ one that moves the fewest bytes runs (benchmarks/results, spills).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
@@ -71,6 +71,10 @@ class Compiled(Protocol):
         """Compile texts for which ``figures`` will be asked, and wait for none."""
         ...
 
+    def arriving(self, kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+        """Compile texts, and give each of them, one of equal ones, once ``figures`` knows it."""
+        ...
+
     def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError | None]:
         """Of each text, what the compiler made of its kernels, by name, why it does not compile, or None where it does
         and the compiler does not say more."""
@@ -108,20 +112,25 @@ class Spills:
         self.costs, self.objective, self.compiled, self.kernels = costs, objective, compiled, kernels
 
     def compile(self, fusions: Sequence[Region]) -> None:
-        """Compile the kernels of many fusions at once, and begin with the other ways of all that spill."""
-        self.compiled.figures(self._texts(fusions))
-        spilling = (fusion for fusion in fusions for own in self._ways(fusion, [fusion.kernel])
-                    if isinstance(own, _Way) and self._spills(fusion, own))
-        self.compiled.begin([self._text(fusion, kernel) for fusion in spilling for kernel in self._others(fusion)])
+        """Compile the kernels of many fusions at once, and begin with the other ways of each that spills as soon as it
+        shows."""
+        texts = self._texts(fusions)
+        of = {id(text): fusion for text, fusion in texts}
+        for text in self.compiled.arriving([text for text, _ in texts]):
+            fusion = of[id(text)]
+            (own,) = self._ways(fusion, [fusion.kernel])
+            if isinstance(own, _Way) and self._spills(fusion, own):
+                self.compiled.begin([self._text(fusion, kernel) for kernel in self._others(fusion)])
 
     def begin(self, fusions: Sequence[Region]) -> None:
-        """The same, not waited for."""
-        self.compiled.begin(self._texts(fusions))
+        """Compile the kernels of fusions, and wait for none."""
+        self.compiled.begin([text for text, _ in self._texts(fusions)])
 
-    def _texts(self, fusions: Sequence[Region]) -> list[Kernel]:
+    def _texts(self, fusions: Sequence[Region]) -> list[tuple[Kernel, Region]]:
+        """What is compiled of fusions, each once, with one that it is of."""
         sizes = self.costs.ledger.sizes
         distinct = {(id(fusion.kernel), str(shapes_of(fusion.tensors, sizes))): fusion for fusion in fusions}
-        return [self._text(fusion, fusion.kernel) for fusion in distinct.values()]
+        return [(self._text(fusion, fusion.kernel), fusion) for fusion in distinct.values()]
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read

@@ -36,7 +36,7 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     return result if proto is result.proto else replace(result, proto=proto)
 
 
-def exact_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
+def exact_form(original: onnx.ModelProto, fused: onnx.ModelProto) -> onnx.ModelProto:
     """The model whose very bits a fused model gives where its functions run and ONNX Runtime optimises nothing: the
     original, but for biases of products, which come last in a sum then and not first, and for transposes, before which
     the CPU rounds to 16 bits.
@@ -44,9 +44,7 @@ def exact_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
     Raises:
         ModelError: the fused model's record cannot be read.
     """
-    proto = separated_again(dequantised_apart_again(original.proto, fused), fused, products=True)
-    proto = laid_out_again(proto, fused)
-    return original if proto is original.proto else replace(original, proto=proto)
+    return laid_out_again(separated_again(dequantised_apart_again(original, fused), fused, products=True), fused)
 
 
 def has_planned_form(model: onnx.ModelProto) -> bool:

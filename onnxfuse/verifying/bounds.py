@@ -184,6 +184,21 @@ NONE = Bounds()
 """No bounds."""
 
 
+@dataclass(frozen=True)
+class UntilEnded(Bounds):
+    """Those of runs that another thread may end."""
+
+    options: onnxruntime.RunOptions = field(default_factory=onnxruntime.RunOptions)
+
+    def run(self, work: Callable[[onnxruntime.RunOptions], Result]) -> Result:
+        """What ``work`` gives; it fails once it is ended."""
+        return work(self.options)
+
+    def end(self) -> None:
+        """Tell ONNX Runtime to end what runs, and what will."""
+        self.options.terminate = True
+
+
 class BoundSession:
     """A session whose runs end when the time is up."""
 
@@ -197,6 +212,10 @@ class BoundSession:
             OutOfTimeError: the time is up.
         """
         return self._bounds.run(lambda options: self._session.run(names, dict(feeds), options))
+
+    def within(self, bounds: Bounds) -> BoundSession:
+        """The same session with other bounds."""
+        return BoundSession(self._session, bounds)
 
 
 def is_lack_of_memory(error: BaseException) -> bool:

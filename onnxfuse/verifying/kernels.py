@@ -24,6 +24,7 @@ from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, Out
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
 from onnxfuse.verifying.evaluate import CPU, array_type
+from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runner import CUDA, KernelRunner
@@ -52,6 +53,8 @@ class Subject(Protocol):
     def rewritten(self) -> Rewritten: ...
     @property
     def folder(self) -> Path | None: ...
+    @property
+    def first_run(self) -> FirstRun | None: ...
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from onnxfuse.graph.sizes import type_name
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form, read_fused
+from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.reference import formal_names
 
 
@@ -50,6 +51,11 @@ class Pair:
     def folder(self) -> Path | None:
         """Where the fused model's weights are that are kept in files."""
         return self.fused.folder
+
+    @property
+    def first_run(self) -> FirstRun | None:
+        """None: there is nothing beside which it would be made."""
+        return None
 
     def check(self) -> None:
         """See that the fused model is one of the original.

@@ -139,6 +139,7 @@ class CudaRunner:
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
         self.providers: Sequence[Any] = [(CUDA, options_of(device, settings)), "CPUExecutionProvider"]
+        self._poisons: dict[int, Array] = {}
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
         find_machine(device)  # lets the provider find cuBLAS and cuDNN
@@ -324,13 +325,22 @@ class CudaRunner:
         names = [output.name for output in session.get_outputs()]
         for place, (name, kind) in enumerate(zip(names, outputs, strict=True)):
             if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
-                poison = np.full(int(np.prod(shapes[place])) * array_type(kind).itemsize, _POISON, np.uint8)
+                poison = self._poison(int(np.prod(shapes[place])) * array_type(kind).itemsize)
                 kept.append(poison.view(array_type(kind)).reshape(shapes[place]))
                 value = onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], self.memory, self.device)
                 binding.bind_ortvalue_output(name, value)
             else:
                 binding.bind_output(name, self.memory, self.device)
         return binding
+
+    def _poison(self, nbytes: int) -> Array:
+        """So many bytes to fill an output with: those of a GPU are copied, and may be the same each time."""
+        if self.memory == "cpu":
+            return np.full(nbytes, _POISON, np.uint8)
+        bits = nbytes.bit_length()
+        if bits not in self._poisons:
+            self._poisons[bits] = np.full(1 << bits, _POISON, np.uint8)
+        return self._poisons[bits][:nbytes]
 
 
 def options_of(device: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import onnx
 import onnxruntime
@@ -27,13 +28,25 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 _WEIGHTS = "weights.bin"
 
 
+class Earlier(Protocol):
+    """Sessions that were made earlier."""
+
+    def session(self, slim: Slim) -> BoundSession | None:
+        """The plain one of this model on the CPU; None where there is none."""
+
+
 @dataclass(frozen=True)
 class Slim:
-    """A model whose weights lie in files of ``folder``, and what its runs may take."""
+    """A model whose weights lie in files of ``folder``, and what its runs may take.
+
+    Attributes:
+        earlier: what may have its plain session on the CPU already.
+    """
 
     model: onnx.ModelProto
     folder: Path | None
     bounds: Bounds = NONE
+    earlier: Earlier | None = None
 
     def options(self, optimised: bool = False) -> onnxruntime.SessionOptions:
         """Session options that find the weights, and keep the graph as it is or leave the runtime to rewrite it."""
@@ -55,6 +68,10 @@ class Slim:
         Raises:
             VerificationError: ONNX Runtime refuses the model, or the time is up, or there is no room for its weights.
         """
+        plain = list(providers) == CPU and not extra and not optimised
+        earlier = self.earlier.session(self) if plain and self.earlier is not None else None
+        if earlier is not None:
+            return earlier
         model = self.model
         if extra:
             model = onnx.ModelProto()
@@ -88,30 +105,53 @@ class Slim:
         return BoundSession(session(raw, providers, self.options()), self.bounds)
 
 
+class Weights:
+    """A file with the weights of several models, in a temporary folder that is there until the context ends."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+        self._known: dict[str, tuple[onnx.TensorProto, int]] = {}
+        self._slim: dict[int, tuple[onnx.ModelProto, onnx.ModelProto]] = {}
+
+    def __enter__(self) -> Weights:
+        with suppress(OSError):
+            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
+            (self._folder / _WEIGHTS).touch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def slim(self, model: onnx.ModelProto, folder: Path | None, bounds: Bounds = NONE) -> Slim:
+        """A model with its weights in the file, those that another one has too written once; it is not to be changed.
+
+        Weights that it keeps in files of its own, in ``folder``, stay there.  Where the temporary folder has no room,
+        each session copies them.
+        """
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+            return Slim(model, folder, bounds)
+        if self._folder is not None and id(model) not in self._slim:
+            try:
+                with (self._folder / _WEIGHTS).open("r+b") as file:
+                    file.seek(0, os.SEEK_END)
+                    self._slim[id(model)] = model, _slim(model, file, self._known)
+            except OSError:
+                self._folder = None  # what of them is in the file is not known
+        return Slim(model, None, bounds) if self._folder is None else Slim(
+            self._slim[id(model)][1], self._folder, bounds)
+
+
 @contextmanager
 def sharing(loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds = NONE, folder: Path | None = None
             ) -> Iterator[tuple[Slim, Slim]]:
     """The original and the fused model with the weights of both in one place, while the context lasts.
 
-    Weights that either keeps in files stay there.  Where the temporary folder has no room for the others, each session
-    copies them.
-
     Args:
         folder: where the fused model's files are; the original's where None.
     """
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for model in (loaded.proto, fused)
-           for tensor in model.graph.initializer):
-        yield Slim(loaded.proto, loaded.folder, bounds), Slim(fused, folder or loaded.folder, bounds)
-        return
-    with ExitStack() as stack:
-        pair = Slim(loaded.proto, None, bounds), Slim(fused, None, bounds)
-        with suppress(OSError):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
-            known: dict[str, tuple[onnx.TensorProto, int]] = {}
-            with (folder / _WEIGHTS).open("wb") as file:
-                first, second = (_slim(model, file, known) for model in (loaded.proto, fused))
-            pair = Slim(first, folder, bounds), Slim(second, folder, bounds)
-        yield pair
+    with Weights() as weights:
+        yield weights.slim(loaded.proto, loaded.folder, bounds), weights.slim(fused, folder or loaded.folder, bounds)
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryErro
 from onnxfuse.verifying.capture import GROUP_BYTES, read_first
 from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.first_run import BESIDE_FLOPS, sharing_first
 from onnxfuse.verifying.kernels import Kernels, Progress, Subject, not_run
 from onnxfuse.verifying.locating import first_apart
 from onnxfuse.verifying.results import OutputDifference, Verification, WholeResult
@@ -37,12 +38,13 @@ from onnxfuse.verifying.runs import (
     telling_recipes,
     users_run,
 )
-from onnxfuse.verifying.sharing import Slim, sharing
+from onnxfuse.verifying.sharing import Slim
 from onnxfuse.verifying.whole import Compared, Whole, checker_message, keep_worst
 from onnxfuse.wording import option
 
 Array = NDArray[Any]
 NO_GPU = "no GPU that ONNX Runtime can use"
+_SPELLED = "Fused nodes add biases of products, which come last then: the original was spelled so for comparison."
 
 
 def find_runner(device: int = 0, settings: Mapping[str, str] | None = None) -> CudaRunner | None:
@@ -93,12 +95,11 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     with ThreadPoolExecutor(1, "onnxfuse-prepare") as pool:
         preparing = work.preparing(pool, bounds)
         message = work.checked()
-        exact = exact_form(subject.loaded, rewritten.model)
-        if exact is not subject.loaded:
-            notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
-                         "comparison.")
-        with (sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused),
+        with (sharing_first(subject.first_run, subject.loaded, rewritten.model, bounds, subject.folder) as (own, fused),
               ThreadPoolExecutor(1, "onnxfuse-beside") as beside):
+            original = replace(own, model=exact_form(own.model, rewritten.model))
+            if original.model is not own.model:
+                notes.append(_SPELLED)
             compared = work.first_that_runs(original, fused)
             if isinstance(compared, VerificationError):
                 whole = WholeResult(not message, None, message=message or compared.message)
@@ -164,8 +165,6 @@ class _NoRunError(VerificationError):
 
 
 _RUNS = 3
-BESIDE_FLOPS = 10**8
-"""Work of a run from which on the fused model runs beside the original: less is done before a thread has begun."""
 BESIDE_PROCESSORS = 4
 """Of two each run takes what the other wants: measured, 4.4 s for both of a VAE's decoder, and 3.7 s one by one."""
 _TRIED_FIRST = (
@@ -347,6 +346,10 @@ class _Work:
             beside = (beside and processors() >= BESIDE_PROCESSORS and wanted.total().flops >= BESIDE_FLOPS
                       and whole.bounds.holds(wanted, 2, 2 * GROUP_BYTES))
         try:
+            first, slim = self.subject.first_run, whole.on_cpu
+            known = None if first is None or slim is None or number else first.outputs(recipe, slim)
+            if known is not None:
+                return known
             given = self.sets[number] if self.sets else None
             run = recipe.make(graph) if given is None else users_run(graph, given.arrays, given.label)
             return run, whole.original(run, beside and not self.sets)

@@ -25,6 +25,7 @@ from onnxfuse.errors import VerificationError
 from onnxfuse.verifying.bounds import BoundsError
 from onnxfuse.verifying.capture import named, run_model
 from onnxfuse.verifying.closeness import EXACT, Closeness, difference, measured
+from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.results import OutputDifference
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim, without_weights
@@ -99,7 +100,7 @@ class Whole:
             VerificationError: ONNX Runtime refuses one of them.
         """
         self._original, self._fused, self._providers, self._closeness = original, fused, providers, closeness
-        self.bounds = original.bounds
+        self.bounds, self.on_cpu = original.bounds, original if list(providers) == CPU else None
         self.names = [info.name for info in original.model.graph.output]
         self._begun: tuple[Run, Future[_Results]] | None = None
         with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:

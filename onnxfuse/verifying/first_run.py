@@ -1,0 +1,132 @@
+"""The original's first run on the CPU, made beside planning: verification begins with it, and it needs no plan.
+
+Planning takes one processor.  The others would wait for it, and it would wait for them afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.graph import LoadedModel
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.processors import processors
+from onnxfuse.verifying.bounds import Bounds, BoundSession, UntilEnded
+from onnxfuse.verifying.capture import GROUP_BYTES, run_model
+from onnxfuse.verifying.runs import Recipe, Run, first_recipes
+from onnxfuse.verifying.sharing import Slim, Weights, sharing
+
+BESIDE_FLOPS = 10**8
+"""Work of a run from which on another one is made beside it: less is done before a thread has begun."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    model: onnx.ModelProto
+    session: BoundSession
+    outputs: list[Any]
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """A run that was begun.
+
+    Attributes:
+        weights: where those lie that its session maps; recipe: how its inputs are made; run: these.
+    """
+
+    weights: Weights
+    recipe: Recipe
+    run: Run
+    _made: Future[_Made | None]
+
+    def outputs(self, recipe: Recipe, slim: Slim) -> tuple[Run, list[Any]] | None:
+        """The run and its outputs, where it was of this model, by this recipe, and the model took its inputs.
+
+        Raises:
+            OutOfTimeError: it takes longer than the model's bounds leave.
+        """
+        made = self._of(slim) if recipe == self.recipe else None
+        return None if made is None else (self.run, made.outputs)
+
+    def session(self, slim: Slim) -> BoundSession | None:
+        """A model's session, where the run was of this model, and the model took its inputs.
+
+        Raises:
+            OutOfTimeError: as ``outputs``.
+        """
+        made = self._of(slim)
+        return None if made is None else made.session.within(slim.bounds)
+
+    def _of(self, slim: Slim) -> _Made | None:
+        while True:
+            with suppress(TimeoutError):  # then no time is left, and that is what is raised
+                made = self._made.result(slim.bounds.left())
+                return made if made is not None and made.model == slim.model else None
+
+
+@contextmanager
+def sharing_first(first: FirstRun | None, loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds,
+                  folder: Path | None) -> Iterator[tuple[Slim, Slim]]:
+    """As ``sharing``; with the session of the first run where that was of the very original."""
+    if first is None:
+        with sharing(loaded, fused, bounds, folder) as pair:
+            yield pair
+        return
+    original = first.weights.slim(loaded.proto, loaded.folder, bounds)
+    yield replace(original, earlier=first), first.weights.slim(fused, folder or loaded.folder, bounds)
+
+
+@contextmanager
+def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.ModelProto], ledger: Ledger,
+              bounds: Bounds) -> Iterator[FirstRun | None]:
+    """Begin it, where that is worth a thread and it fits into memory beside what else there is; it is ended with the
+    context.
+
+    Args:
+        spelled: gives the original, weights in files, in the form that the fused model will be compared with, as far as
+            that is known.
+        ledger: of the original at the sizes that are planned for.
+    """
+    recipe = next(iter(first_recipes(ledger)), None)
+    run = None if recipe is None else _worth_it(recipe, ledger, bounds)
+    if recipe is None or run is None:
+        yield None
+        return
+    until = UntilEnded()
+    with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
+        def work() -> _Made | None:
+            slim = weights.slim(loaded.proto, loaded.folder, until)
+            return _run(replace(slim, model=spelled(slim.model)), run)
+
+        try:
+            yield FirstRun(weights, recipe, run, pool.submit(work))
+        finally:
+            until.end()
+
+
+def _worth_it(recipe: Recipe, ledger: Ledger, bounds: Bounds) -> Run | None:
+    """The inputs of the run; None where it is not worth a thread."""
+    at = Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+    if processors() < 2 or at.total().flops < BESIDE_FLOPS or not bounds.holds(at, 1, 3 * GROUP_BYTES):
+        return None
+    try:
+        return recipe.make(ledger.graph)
+    except (ModelError, VerificationError, MemoryError):
+        return None  # verification will say it
+
+
+def _run(slim: Slim, run: Run) -> _Made | None:
+    """None where the original does not run on these inputs: verification tries others."""
+    try:
+        session = slim.session()
+        return _Made(slim.model, session, run_model(session, slim.model, run))
+    except VerificationError:
+        return None
