@@ -132,14 +132,9 @@ def _as_sessions_do(architecture: str) -> str:
     return native_architecture(int(architecture.removeprefix("sm_")))
 
 
-def read_back(profile: Profile, progress: Progress | None = None, whole: bool = True
-              ) -> tuple[ReadBack | None, tuple[str, ...]]:
-    """What reads back the kernels for a GPU, or None; and what there is to say where there should be one.
-
-    Args:
-        whole: whether all that sessions on this machine ask for is compiled, in three times the time, where it has such
-            a GPU.
-    """
+def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadBack | None, tuple[str, ...]]:
+    """What reads back the kernels for a GPU, or None; and what there is to say where there should be one.  Where this
+    machine has such a GPU, all is compiled that its sessions ask for."""
     if not profile.architecture:
         return None, ()
     try:
@@ -150,4 +145,4 @@ def read_back(profile: Profile, progress: Progress | None = None, whole: bool = 
     if understood is None:
         return None, ("no kernel was looked at for spilled registers: this release does not understand what the "
                       "compiler says of its kernels",)
-    return ReadBack(profile.architecture, progress, whole=whole and _is_here(profile.sm)), ()
+    return ReadBack(profile.architecture, progress, whole=_is_here(profile.sm)), ()

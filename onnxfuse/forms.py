@@ -195,6 +195,24 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What is chosen unless the compiler has a prediction changed.
+
+    Attributes:
+        start: the form that drafts were made of; drafts: the model's own layout first; eager: see ``Drafting``.
+    """
+
+    start: Form
+    drafts: Sequence[Draft]
+    eager: bool
+
+    @cached_property
+    def best(self) -> Draft:
+        """The draft that is taken then, whose whole plan is ``uncompiled``."""
+        return self.drafts[_best(self.drafts, [draft.uncompiled for draft in self.drafts], self.eager)]
+
+
+@dataclass(frozen=True)
 class Drafting:
     """What makes drafts of a model's forms.
 
@@ -220,38 +238,56 @@ class Drafting:
                           kernels=self.kernels, rounding=self.rounding)
         return context.knowing(self.evidence)
 
-    def chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
-        """The form of a model that is worth most, and its plan; values are dequantised for each of their readers where
-        a product takes in a node that does that.
+    def expected(self, form: Form, compiled: Compiled | None = None) -> Expected:
+        """What ``chosen`` is told by predictions alone; values are dequantised for each of their readers where there
+        are any, in case a product takes in a node that does that.
 
         Args:
-            form: the model as it stands; compiled: compiles kernels for the GPU to plan for.
+            form: the model as it stands; compiled: begins to compile kernels of drafts that will hardly lose to others.
         """
         # Products are looked at only where something was measured, or is to be.
         looks = DEQUANTISED not in self.forming.rules.disabled and (self.eager or self.evidence is not None)
         values = shared(form.graph) if looks else ()
-        if values:
-            found, plan = self._chosen(self.forming.dequantised(form, values), compiled)
-            if _takes_in(plan, found, self.eager):
-                return found, plan
-        return self._chosen(form, compiled)
+        start = self.forming.dequantised(form, values) if values else form
+        return Expected(start, self._drafts(start, compiled), self.eager)
 
-    def _chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
+    def chosen(self, form: Form, compiled: Compiled | None, expected: Expected | None = None) -> tuple[Form, Plan]:
+        """The form of a model that is worth most, and its plan.
+
+        Args:
+            form: the model as it stands; compiled: compiles kernels for the GPU to plan for; expected: of this form.
+        """
+        expected = expected or self.expected(form, compiled)
+        found, plan = self._chosen(expected, compiled)
+        if expected.start is form or _takes_in(plan, found, self.eager):
+            return found, plan
+        return self._chosen(Expected(form, self._drafts(form, compiled), self.eager), compiled)
+
+    def _chosen(self, expected: Expected, compiled: Compiled | None) -> tuple[Form, Plan]:
         """The same of what may become of biases and layouts.  Where a bias finds no place any more once kernels are
         compiled, that is decided anew without it."""
+        form, drafts = expected.start, expected.drafts
         kept: set[str] = set()
         told: tuple[Refusal, ...] = ()
         for _ in range(MOST_PLANS):
-            draft, plan = self._better(self.with_biases_apart(form, kept, told, compiled), compiled)
+            draft, plan = self._better(drafts, compiled)
             sums = separated_sums(draft.form.loaded.proto)
             lost = sorted((sums & _results(draft.uncompiled)) - _results(plan))
             if not lost:
                 break
             kept.update(lost)
             told += tuple(_kept(form.graph, draft.form.graph, lost, plan))
+            drafts = self._drafts(form, compiled, kept, told)
         else:
-            draft, plan = self._better(self.draft(form, told), compiled)
+            own = self.draft(form, told)
+            draft, plan = self._better([own, *self._laid_out(own)], compiled)
         return _with_weights(draft.form, plan), replace(plan, refusals=(*plan.refusals, *draft.told))
+
+    def _drafts(self, form: Form, compiled: Compiled | None, kept: Collection[str] = (), told: tuple[Refusal, ...] = ()
+                ) -> list[Draft]:
+        """With biases apart, and the same with values channels-last where that may come to something."""
+        own = self.with_biases_apart(form, kept, told, compiled)
+        return [own, *self._laid_out(own)]
 
     def draft(self, form: Form, told: Iterable[Refusal] = ()) -> Draft:
         """The draft of a form as it stands."""
@@ -278,16 +314,14 @@ class Drafting:
                 break
         return _begun(self.draft(form, told), compiled)
 
-    def _better(self, own: Draft, compiled: Compiled | None) -> tuple[Draft, Plan]:
+    def _better(self, drafts: Sequence[Draft], compiled: Compiled | None) -> tuple[Draft, Plan]:
         """The form at hand, or that in which values lie channels-last between fused nodes where that is predicted to
         take less time, with its whole plan.  The other one's kernels are compiled only where the compiler has the
         prediction changed."""
-        drafts = [own, *self._laid_out(own)]
         plans = [draft.uncompiled for draft in drafts]
         done: set[int] = set()
         while True:
-            best = int(len(drafts) > 1 and (
-                self.eager or drafts[1].seconds(plans[1]) < BETTER * drafts[0].seconds(plans[0])))
+            best = _best(drafts, plans, self.eager)
             if best in done:
                 return drafts[best], plans[best]
             plans[best] = drafts[best].compiled(compiled)
@@ -301,6 +335,11 @@ class Drafting:
             pairs = paired(own.form.graph, own.form.canonical.graph)
             if pairs:
                 yield self.draft(self.forming.laid_out(own.form, pairs), own.told)
+
+
+def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
+    """Which of a form and, where there is one, the same with values channels-last, by their plans."""
+    return int(len(drafts) > 1 and (eager or drafts[1].seconds(plans[1]) < BETTER * drafts[0].seconds(plans[0])))
 
 
 def _begun(draft: Draft, compiled: Compiled | None) -> Draft:

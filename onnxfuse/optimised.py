@@ -20,6 +20,7 @@ from onnxfuse.rewriting import Rewritten, only_weights, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet
 from onnxfuse.verifying import Verification
 from onnxfuse.verifying.first_run import FirstRun
+from onnxfuse.verifying.foreseen import Foreseeing
 
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
@@ -44,7 +45,7 @@ class Optimised:
             anew for what is folded into them.
         assumed: symbols of the inputs' shapes whose size nobody gave; assumed_target: whether nobody named the GPU to
             plan for, and there is none.
-        first_run: the original's, while it is verified.
+        first_run: the original's, and foreseen: the fused model's comparison with it, while it is verified.
     """
 
     loaded: LoadedModel
@@ -68,6 +69,7 @@ class Optimised:
     provider_options: Mapping[str, str] = field(default_factory=dict)
     fold_weights: bool = False
     first_run: FirstRun | None = field(default=None, repr=False, compare=False)
+    foreseen: Foreseeing | None = field(default=None, repr=False, compare=False)
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,10 @@ from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import fold, is_optimised, rewrite, separate
 from onnxfuse.rules import load_rules
 from onnxfuse.schedules import named
+from onnxfuse.verifying import CudaRunner
 from onnxfuse.verifying.bounds import SECONDS, Bounds
 from onnxfuse.verifying.first_run import FirstRun, first_run
+from onnxfuse.verifying.foreseen import Foreseeing, foreseeing
 
 _AS_IT_WAS = Refusal(
     "already-optimised", "the model is as an optimisation left it", "",
@@ -138,7 +140,7 @@ def optimise(
         with seldom(), ThreadPoolExecutor(1, "onnxfuse-start") as starting:
             if options.verify or options.target is None:
                 starting.submit(present_gpus)  # a driver takes a third of a second to start
-            return _optimised(loaded, options, tell, starting)
+            return _Optimisation.of(loaded, options, tell, starting).result()
     except OnnxfuseError:
         raise
     except Exception:
@@ -147,51 +149,87 @@ def optimise(
         raise
 
 
-def _optimised(loaded: LoadedModel, options: Options, tell: Tell, starting: Executor) -> Optimised:
-    rules = load_rules([rules_folder(), *options.rules], options.disable)
-    tell("planning", 0, 0)
-    done = is_optimised(loaded.proto)
-    folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
-    profile, assumed = chosen_target(options.target, options.rules)
-    runner = starting.submit(runner_for, options.provider_options) if options.verify else None
-    forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
-    form = forming.form(folded)
-    with _first_run(loaded, form, forming, options) as first:
-        form, plan, more = (form, *UNCHANGED) if done else _chosen(form, forming, options, tell)
-        regions = embed(list(map(written, plan.fusions)), options.architectures, tell)
-        tell("rewriting", 0, 0)
-        rewritten = rewrite(form.loaded.proto, form.graph, regions)
-        costs = form.costs
-        optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs,
-                              plan, tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
-                              objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
-                              keeps_biases=options.keeps_biases, provider_options=options.provider_options,
-                              fold_weights=options.fold_weights, first_run=first)
-        if options.verify:
-            optimised = verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds), runner)
-        return replace(optimised, first_run=None)
+@dataclass(frozen=True)
+class _Optimisation:
+    """One that is under way: the model, its form as it stands, what makes others, what runs kernels if any are run, and
+    whether nobody named the GPU to plan for, and there is none."""
 
+    loaded: LoadedModel
+    form: Form
+    forming: Forming
+    options: Options
+    tell: Tell
+    runner: Future[CudaRunner | None] | None
+    assumed: bool
 
-def _first_run(loaded: LoadedModel, form: Form, forming: Forming, options: Options
-               ) -> AbstractContextManager[FirstRun | None]:
-    """The run of the original that verification begins with, made while it is planned; with biases of products as they
-    will be if all find a place."""
-    if not options.verify or options.inputs:
-        return nullcontext()
-    biases, _ = forming.separable(form, options.objective.least_gain)
-    apart = {name: bias for name, bias in biases.items() if not bias.stored}
-    return first_run(loaded, lambda slim: separate(slim, apart), form.costs.ledger, Bounds.of(options.verify_seconds))
+    @staticmethod
+    def of(loaded: LoadedModel, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
+        """Begin it; ``starting``: where drivers may start meanwhile."""
+        rules = load_rules([rules_folder(), *options.rules], options.disable)
+        tell("planning", 0, 0)
+        folds = not is_optimised(loaded.proto) and SHAPE_ARITHMETIC not in rules.disabled
+        folded = fold(loaded) if folds else loaded
+        profile, assumed = chosen_target(options.target, options.rules)
+        runner = starting.submit(runner_for, options.provider_options) if options.verify else None
+        forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
+        return _Optimisation(loaded, forming.form(folded), forming, options, tell, runner, assumed)
 
+    def result(self) -> Optimised:
+        """The fused model, verified where that is asked for."""
+        options = self.options
+        with ExitStack() as stack:
+            first = stack.enter_context(self._first_run())
+            if is_optimised(self.loaded.proto):
+                (plan, more), form, foreseen = UNCHANGED, self.form, None
+            else:
+                form, plan, more, foreseen = self._chosen(first, stack)
+            regions = embed(list(map(written, plan.fusions)), options.architectures, self.tell)
+            self.tell("rewriting", 0, 0)
+            optimised = replace(self._rewritten(form, plan, regions, more), first_run=first, foreseen=foreseen)
+            if options.verify:
+                bounds = Bounds.of(options.verify_seconds)
+                optimised = verified(optimised, options.inputs, self.tell, bounds, self.runner)
+            return replace(optimised, first_run=None, foreseen=None)
 
-def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple[Form, Plan, tuple[str, ...]]:
-    """The form of a model that is rewritten, its plan, and what a user should know of it."""
-    # Verification compiles all that sessions ask for, beside its first runs.
-    read, silence = read_back(
-        forming.profile, partial(tell, COMPILING), not options.verify) if options.compiles else (None, ())
-    with opened(options.database, forming.profile) as (found, notes):
-        drafting = Drafting(forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
-        form, plan = drafting.chosen(form, read)
-    return form, plan, (*notes, *silence)
+    def _first_run(self) -> AbstractContextManager[FirstRun | None]:
+        """The run of the original that verification begins with, made while it is planned; with biases of products as
+        they will be if all find a place."""
+        options = self.options
+        if not options.verify or options.inputs:
+            return nullcontext()
+        biases, _ = self.forming.separable(self.form, options.objective.least_gain)
+        apart = {name: bias for name, bias in biases.items() if not bias.stored}
+        return first_run(self.loaded, lambda slim: separate(slim, apart), self.form.costs.ledger,
+                         Bounds.of(options.verify_seconds))
+
+    def _chosen(self, first: FirstRun | None, stack: ExitStack
+                ) -> tuple[Form, Plan, tuple[str, ...], Foreseeing | None]:
+        """The form of a model that is rewritten, its plan, what a user should know of it, and what was begun with the
+        model that was expected while the compiler decided."""
+        options, foreseen = self.options, None
+        read, silence = read_back(
+            self.forming.profile, partial(self.tell, COMPILING)) if options.compiles else (None, ())
+        with opened(options.database, self.forming.profile) as (found, notes):
+            drafting = Drafting(
+                self.forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
+            expected = drafting.expected(self.form, read)
+            form, plan = expected.best.form, expected.best.uncompiled
+            if read is not None and not any(region.folded for region in plan.fusions):
+                foreseen = stack.enter_context(foreseeing(
+                    lambda: self._rewritten(form, plan, list(map(written, plan.fusions))), first, self.runner,
+                    Bounds.of(options.verify_seconds)))
+            chosen, whole = drafting.chosen(self.form, read, expected)
+        return chosen, whole, (*notes, *silence), foreseen
+
+    def _rewritten(self, form: Form, plan: Plan, regions: Sequence[Region], more: Sequence[str] = ()) -> Optimised:
+        """The model by a plan; ``regions``: of it, as they go there."""
+        options, costs = self.options, form.costs
+        return Optimised(
+            self.loaded, form.loaded, form.graph, form.canonical, self.forming.rules, self.forming.profile,
+            costs.ledger, costs, plan, tuple(regions), rewrite(form.loaded.proto, form.graph, regions),
+            notes=(*self.loaded.notes, *form.notes, *more), objective=options.objective, assumed=form.sizes.assumed,
+            assumed_target=self.assumed, keeps_biases=options.keeps_biases,
+            provider_options=options.provider_options, fold_weights=options.fold_weights)
 
 
 def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:

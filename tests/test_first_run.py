@@ -210,13 +210,13 @@ def test_it_runs_beside_planning(begun: list[FirstRun], monkeypatch: pytest.Monk
         return results
 
     monkeypatch.setattr(first, "run_model", noted)
-    chosen = pipeline._chosen
+    chosen = pipeline._Optimisation._chosen
     waited: list[bool] = []
 
     def waiting(*given: Any) -> Any:
         waited.append(done.wait(20))
         return chosen(*given)
 
-    monkeypatch.setattr("onnxfuse.pipeline._chosen", waiting)
+    monkeypatch.setattr(pipeline._Optimisation, "_chosen", waiting)
     assert fused(parse(PLAIN)).verification is not None
     assert waited == [True] and threads == {"onnxfuse-first-run_0"}

@@ -6,7 +6,6 @@ Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +24,13 @@ from onnxfuse.errors import OutputError, VerificationError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.processors import processors, share, threads
-from onnxfuse.verifying import Verification, capture, kernels, verify, whole
+from onnxfuse.verifying import Verification, capture, kernels, verify, whole, whole_runs
 from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, run_bytes
 from onnxfuse.verifying.evaluate import exact_options
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.sharing import Slim
 
 Array = NDArray[Any]
-
-verifying = importlib.import_module("onnxfuse.verifying.verify")  # the package has a function of that name
 
 LAYERS = """g (float[n, 64] x, float[64, 64] w) => (float[n, 64] y) {
   a = Exp(x) b = Neg(a) c = MatMul(b, w) d = Tanh(c) e = Neg(d) f = MatMul(e, w) h = Exp(f) y = Neg(h) }"""
@@ -108,7 +105,7 @@ def test_no_run_is_made_for_what_kernels_read(given: list[int], read: dict[str, 
     ours = dict(read)
     read.clear()
     given.clear()
-    monkeypatch.setattr(verifying._Work, "_given", lambda self, bounds: None)
+    monkeypatch.setattr(whole_runs.WholeRuns, "_given", lambda self, bounds: None)
     assert verify(subject, EmulatedRunner()) == result
     assert len(given) == 3 * len(result.runs) and same(ours, read)
 
@@ -130,7 +127,7 @@ def test_values_that_nobody_needs_or_has_memory_for(text: str, given: list[int],
 def test_values_that_are_too_many_are_run_for(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first and third run fit, of the second no more."""
     held = 20 * 64 * 4 * COMPUTED
-    monkeypatch.setattr(verifying, "GROUP_BYTES", held)
+    monkeypatch.setattr(whole_runs, "GROUP_BYTES", held)
     result = verify(fused(parse(LAYERS), n=16), EmulatedRunner())
     assert result.passed and result.kernels_run
     assert [run.sizes["n"] for run in result.runs] == [16, 17, 3] and len(given) == 2 * 3 + 1
@@ -157,7 +154,7 @@ def test_further_outputs_that_the_runtime_refuses(given: list[int], monkeypatch:
     subject = fused(parse(LAYERS), n=16)
     result = verify(subject, EmulatedRunner())
     real = capture.read_first
-    monkeypatch.setattr(verifying, "read_first", lambda *known: {**real(*known), "nobody": 1})
+    monkeypatch.setattr(whole_runs, "read_first", lambda *known: {**real(*known), "nobody": 1})
     given.clear()
     assert verify(subject, EmulatedRunner()) == result and given[:2] == [1, 1]
 
@@ -186,8 +183,8 @@ def besides(monkeypatch: pytest.MonkeyPatch, memory: int | None = None) -> Verif
         both.wait()
         return real(*arguments)
 
-    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
-    monkeypatch.setattr(verifying, "processors", lambda: 4)
+    monkeypatch.setattr(whole_runs, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(whole_runs, "processors", lambda: 4)
     monkeypatch.setattr(whole, "run_model", waiting)
     return verify(fused(parse(LAYERS), n=16), EmulatedRunner(), bounds=Bounds(memory=memory))
 
@@ -198,7 +195,7 @@ def test_both_models_run_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_model_after_the_other_where_processors_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "BESIDE_PROCESSORS", 5)
+    monkeypatch.setattr(whole_runs, "BESIDE_PROCESSORS", 5)
     with pytest.raises(Exception, match=r"^$"):
         besides(monkeypatch)
 
@@ -242,8 +239,8 @@ def test_what_comes_of_it_is_the_same(model: onnx.ModelProto, monkeypatch: pytes
     """Also where the original refuses what was tried first, and the fused model with it, or gives no numbers then."""
     subject = fused(model, n=16)
     wanted, plain = verify(subject, EmulatedRunner()), verify(subject)
-    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
-    monkeypatch.setattr(verifying, "processors", lambda: 4)
+    monkeypatch.setattr(whole_runs, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(whole_runs, "processors", lambda: 4)
     assert verify(subject, EmulatedRunner()) == wanted and wanted.passed and len(wanted.runs) == 3
     assert verify(subject) == plain and plain.passed
 
@@ -398,6 +395,6 @@ def test_a_wrong_body_is_caught_there_too(monkeypatch: pytest.MonkeyPatch) -> No
     wrong = replace(subject, rewritten=replace(subject.rewritten, model=model))
     wanted = verify(wrong, EmulatedRunner())
     assert not wanted.whole.passed and wanted.whole.first
-    monkeypatch.setattr(verifying, "BESIDE_FLOPS", 0)
-    monkeypatch.setattr(verifying, "processors", lambda: 4)
+    monkeypatch.setattr(whole_runs, "BESIDE_FLOPS", 0)
+    monkeypatch.setattr(whole_runs, "processors", lambda: 4)
     assert verify(wrong, EmulatedRunner()) == wanted

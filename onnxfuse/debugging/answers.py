@@ -53,7 +53,7 @@ def bisect_answers(
     hunt = _Hunt(pair, Variants(pair.loaded, pair.fused), inputs, progress or (lambda *_: None))
     limit = tolerance
     with sharing(pair.loaded, pair.fused.proto, folder=pair.folder) as (original, other):
-        slims = replace(original, model=exact_form(original.model, pair.fused.proto)), other
+        slims = original.of(exact_form(original.model, pair.fused.proto)), other
         outside = hunt.without_kernels(slims, runner, tolerance)
         if runner is None:
             hunt.notes.append(NO_KERNELS)

@@ -173,7 +173,7 @@ def _close(
     )
 
 
-LOOKED = 2
+LOOKED = 1
 """Blocks without a wrong element in which the worst element is looked for: results rounded to 16 bits are half a unit
 off somewhere in almost every block, and each would be copied from the GPU for a second look."""
 

@@ -23,6 +23,7 @@ _HALVES = np.arange(1 << 16).astype(np.uint16).view(np.float16)
 """All numbers of float16, in the order of their bits."""
 _ENDLESS_HALF = 0x7C00
 """Infinity's bits; those of finite numbers are less, but for the sign."""
+_SIGN_HALF = 0x8000
 
 MASKED = 3
 """Tensors of which rows are masked, one at a time, at most."""
@@ -109,12 +110,8 @@ def _scaled(array: Array, to: float) -> Array:
 def _scale_halves(bits: Array, to: float, target: Array) -> None:
     """The same of float16, given as bits: each number that there is once.  NumPy takes long to round to float16, and
     ten times as long below its normal numbers.  Without their signs bits are in the order of their numbers."""
-    table = _scaled_halves(max(over_blocks(lambda part: _largest_half(bits[part]), bits.size)), to)
-
-    def take(part: slice) -> None:
-        np.take(table, bits[part], out=target[part], mode="clip")  # quicker: no index is out of range
-
-    over_blocks(take, bits.size)
+    # No temporaries, so no blocks; quicker so: no index is out of range.
+    np.take(_scaled_halves(_largest_half(bits), to), bits, out=target, mode="clip")
 
 
 @lru_cache(maxsize=64)  # what one node computes is scaled for each of its readers
@@ -127,9 +124,17 @@ def _scaled_halves(largest: int, to: float) -> Array:
 
 def _largest_half(bits: Array) -> int:
     """The same of the largest finite magnitude."""
-    sizes = bits & np.uint16(_ENDLESS_HALF | _ENDLESS_HALF - 1)
-    largest = int(sizes.max())
-    return largest if largest < _ENDLESS_HALF else int(np.max(sizes, where=sizes < _ENDLESS_HALF, initial=0))
+    # The largest without a sign, and of those with one.
+    positive, most = int(bits.view(np.int16).max()), int(bits.max())
+    largest = max(positive, most & ~_SIGN_HALF if most & _SIGN_HALF else 0)
+    if largest < _ENDLESS_HALF:
+        return largest
+    return max(over_blocks(lambda part: _largest_finite_half(bits[part]), bits.size))
+
+
+def _largest_finite_half(bits: Array) -> int:
+    sizes = bits & np.uint16(_SIGN_HALF - 1)
+    return int(np.max(sizes, where=sizes < _ENDLESS_HALF, initial=0))
 
 
 def _largest(floats: Array) -> float:

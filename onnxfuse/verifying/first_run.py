@@ -40,11 +40,13 @@ class FirstRun:
 
     Attributes:
         weights: where those lie that its session maps; recipe: how its inputs are made; run: these.
+        ledger: of the original at its sizes.
     """
 
     weights: Weights
     recipe: Recipe
     run: Run
+    ledger: Ledger
     _made: Future[_Made | None]
 
     def outputs(self, recipe: Recipe, slim: Slim) -> tuple[Run, list[Any]] | None:
@@ -65,6 +67,12 @@ class FirstRun:
         made = self._of(slim)
         return None if made is None else made.session.within(slim.bounds)
 
+    def slims(self, loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds, folder: Path | None
+              ) -> tuple[Slim, Slim]:
+        """The original and a fused model as ``sharing`` gives them, weights beside those of the run."""
+        original = self.weights.slim(loaded.proto, loaded.folder, bounds)
+        return replace(original, earlier=self), self.weights.slim(fused, folder or loaded.folder, bounds)
+
     def _of(self, slim: Slim) -> _Made | None:
         while True:
             with suppress(TimeoutError):  # then no time is left, and that is what is raised
@@ -80,8 +88,7 @@ def sharing_first(first: FirstRun | None, loaded: LoadedModel, fused: onnx.Model
         with sharing(loaded, fused, bounds, folder) as pair:
             yield pair
         return
-    original = first.weights.slim(loaded.proto, loaded.folder, bounds)
-    yield replace(original, earlier=first), first.weights.slim(fused, folder or loaded.folder, bounds)
+    yield first.slims(loaded, fused, bounds, folder)
 
 
 @contextmanager
@@ -96,7 +103,8 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
         ledger: of the original at the sizes that are planned for.
     """
     recipe = next(iter(first_recipes(ledger)), None)
-    run = None if recipe is None else _worth_it(recipe, ledger, bounds)
+    at = Ledger(ledger.graph, {**ledger.sizes, **({} if recipe is None else recipe.sizes)}, ledger.placement)
+    run = None if recipe is None else _worth_it(recipe, at, bounds)
     if recipe is None or run is None:
         yield None
         return
@@ -104,21 +112,20 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
     with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
         def work() -> _Made | None:
             slim = weights.slim(loaded.proto, loaded.folder, until)
-            return _run(replace(slim, model=spelled(slim.model)), run)
+            return _run(slim.of(spelled(slim.model)), run)
 
         try:
-            yield FirstRun(weights, recipe, run, pool.submit(work))
+            yield FirstRun(weights, recipe, run, at, pool.submit(work))
         finally:
             until.end()
 
 
-def _worth_it(recipe: Recipe, ledger: Ledger, bounds: Bounds) -> Run | None:
-    """The inputs of the run; None where it is not worth a thread."""
-    at = Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+def _worth_it(recipe: Recipe, at: Ledger, bounds: Bounds) -> Run | None:
+    """The inputs of the run; None where it is not worth a thread.  ``at``: the ledger at its sizes."""
     if processors() < 2 or at.total().flops < BESIDE_FLOPS or not bounds.holds(at, 1, 3 * GROUP_BYTES):
         return None
     try:
-        return recipe.make(ledger.graph)
+        return recipe.make(at.graph)
     except (ModelError, VerificationError, MemoryError):
         return None  # verification will say it
 

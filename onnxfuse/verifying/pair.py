@@ -16,6 +16,7 @@ from onnxfuse.operators import load_graph
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.first_run import FirstRun
+from onnxfuse.verifying.foreseen import Foreseeing
 from onnxfuse.verifying.reference import formal_names
 
 
@@ -55,6 +56,11 @@ class Pair:
     @property
     def first_run(self) -> FirstRun | None:
         """None: there is nothing beside which it would be made."""
+        return None
+
+    @property
+    def foreseen(self) -> Foreseeing | None:
+        """None, as ``first_run``."""
         return None
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,10 @@ class Slim:
     folder: Path | None
     bounds: Bounds = NONE
     earlier: Earlier | None = None
+
+    def of(self, model: onnx.ModelProto) -> Slim:
+        """Another model with weights in the same files."""
+        return replace(self, model=model)
 
     def options(self, optimised: bool = False) -> onnxruntime.SessionOptions:
         """Session options that find the weights, and keep the graph as it is or leave the runtime to rewrite it."""
