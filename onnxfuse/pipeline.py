@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from onnxfuse.collecting import seldom
-from onnxfuse.compiling import COMPILING, read_back
+from onnxfuse.compiling import COMPILING, ReadBack, read_back
 from onnxfuse.cuda_options import BIAS, LAYOUT, TF32, is_on
 from onnxfuse.delivery import check_original, runner_for, verified
 from onnxfuse.embedding import embed
@@ -137,7 +137,7 @@ def optimise(
     tell("reading", 0, 0)
     loaded = load(source)
     try:
-        with seldom(), ThreadPoolExecutor(1, "onnxfuse-start") as starting:
+        with seldom(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
             if options.verify or options.target is None:
                 starting.submit(present_gpus)  # a driver takes a third of a second to start
             return _Optimisation.of(loaded, options, tell, starting).result()
@@ -151,28 +151,30 @@ def optimise(
 
 @dataclass(frozen=True)
 class _Optimisation:
-    """One that is under way: the model, its form as it stands, what makes others, what runs kernels if any are run, and
-    whether nobody named the GPU to plan for, and there is none."""
+    """One that is under way: the model, its form as it stands, what makes others, what compiles kernels and what runs
+    them, if any are, and whether nobody named the GPU to plan for, and there is none."""
 
     loaded: LoadedModel
     form: Form
     forming: Forming
     options: Options
     tell: Tell
+    compiler: Future[tuple[ReadBack | None, tuple[str, ...]]] | None
     runner: Future[CudaRunner | None] | None
     assumed: bool
 
     @staticmethod
     def of(loaded: LoadedModel, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
-        """Begin it; ``starting``: where drivers may start meanwhile."""
+        """Begin it; ``starting``: where compilers and drivers may start meanwhile."""
         rules = load_rules([rules_folder(), *options.rules], options.disable)
         tell("planning", 0, 0)
         folds = not is_optimised(loaded.proto) and SHAPE_ARITHMETIC not in rules.disabled
         folded = fold(loaded) if folds else loaded
         profile, assumed = chosen_target(options.target, options.rules)
+        compiler = starting.submit(read_back, profile, partial(tell, COMPILING)) if options.compiles else None
         runner = starting.submit(runner_for, options.provider_options) if options.verify else None
         forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
-        return _Optimisation(loaded, forming.form(folded), forming, options, tell, runner, assumed)
+        return _Optimisation(loaded, forming.form(folded), forming, options, tell, compiler, runner, assumed)
 
     def result(self) -> Optimised:
         """The fused model, verified where that is asked for."""
@@ -207,8 +209,7 @@ class _Optimisation:
         """The form of a model that is rewritten, its plan, what a user should know of it, and what was begun with the
         model that was expected while the compiler decided."""
         options, foreseen = self.options, None
-        read, silence = read_back(
-            self.forming.profile, partial(self.tell, COMPILING)) if options.compiles else (None, ())
+        read, silence = (None, ()) if self.compiler is None else self.compiler.result()
         with opened(options.database, self.forming.profile) as (found, notes):
             drafting = Drafting(
                 self.forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
