@@ -17,6 +17,7 @@ import pytest
 from cli_models import parse
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from test_verifying_beside import table
 
 from onnxfuse import pipeline
 from onnxfuse.errors import VerificationError
@@ -38,20 +39,10 @@ PLAIN = "g (float[n, 64] x, float[64, 64] w) => (float[n, 64] y) { a = MatMul(x,
 BIASED = """g (float[n, 64] x, float[64, 64] w, float[64] b) => (float[n, 64] y) {
   a = Gemm(x, w, b) t = Tanh(a) e = Exp(t) y = Neg(e) }"""
 """The bias stands behind the product once it is planned, and so in the original that is compared."""
-TABLE = """g (int64[n, 6] ids) => (float[n, 6, 4] y) {
-  f = Cast <to = 1> (ids) t = MatMul(f, same) k = Cast <to = 7> (t) x = Gather(table, k) e = Exp(x) y = Neg(e) }"""
-"""Takes two ids alone, of which nothing tells."""
 LOOP = """g (float[1024] x, int64 trips, bool go) => (float[1024] y) {
   z = Loop (trips, go, x) <body = b (int64 i, bool c, float[1024] s) => (bool d, float[1024] t)
     { d = Identity(c) t = Cos(s) }> y = Neg(z) }"""
 """As long as ``trips`` says."""
-
-
-def table() -> onnx.ModelProto:
-    model = parse(TABLE)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4), np.float32), "table"))
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(6, dtype=np.float32), "same"))
-    return model
 
 
 @pytest.fixture
@@ -143,8 +134,10 @@ def ledger(model: onnx.ModelProto, **sizes: int) -> tuple[LoadedModel, Ledger]:
 
 def test_none_is_begun_where_memory_is_short(begun: list[FirstRun]) -> None:
     """What else there is meanwhile has room beside it."""
-    loaded, at = ledger(parse(PLAIN), n=16)
-    enough = run_bytes(at) + 3 * GROUP_BYTES
+    weighty = parse(PLAIN.replace(", float[64, 64] w)", ")"))
+    weighty.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "w"))
+    loaded, at = ledger(weighty, n=16)
+    enough = run_bytes(at) + 3 * GROUP_BYTES + 64 * 64 * 4
     for memory, wanted in ((enough, True), (enough - 1, False)):
         with first_run(loaded, lambda slim: slim, at, Bounds(memory=memory)) as run:
             assert (run is not None) == wanted

@@ -21,7 +21,7 @@ from onnxfuse.processors import processors
 from onnxfuse.verifying.bounds import Bounds, BoundSession, UntilEnded
 from onnxfuse.verifying.capture import GROUP_BYTES, run_model
 from onnxfuse.verifying.runs import Recipe, Run, first_recipes
-from onnxfuse.verifying.sharing import Slim, Weights, sharing
+from onnxfuse.verifying.sharing import Slim, Weights, sharing, weight_bytes
 
 BESIDE_FLOPS = 10**8
 """Work of a run from which on another one is made beside it: less is done before a thread has begun."""
@@ -104,7 +104,8 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
     """
     recipe = next(iter(first_recipes(ledger)), None)
     at = Ledger(ledger.graph, {**ledger.sizes, **({} if recipe is None else recipe.sizes)}, ledger.placement)
-    run = None if recipe is None else _worth_it(recipe, at, bounds)
+    held = 3 * GROUP_BYTES + weight_bytes(loaded.proto)  # what planning holds, and what a session may copy
+    run = None if recipe is None or not bounds.holds(at, 1, held) else _worth_it(recipe, at)
     if recipe is None or run is None:
         yield None
         return
@@ -120,9 +121,9 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
             until.end()
 
 
-def _worth_it(recipe: Recipe, at: Ledger, bounds: Bounds) -> Run | None:
+def _worth_it(recipe: Recipe, at: Ledger) -> Run | None:
     """The inputs of the run; None where it is not worth a thread.  ``at``: the ledger at its sizes."""
-    if processors() < 2 or at.total().flops < BESIDE_FLOPS or not bounds.holds(at, 1, 3 * GROUP_BYTES):
+    if processors() < 2 or at.total().flops < BESIDE_FLOPS:
         return None
     try:
         return recipe.make(at.graph)

@@ -7,30 +7,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
-import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
-from onnxfuse.graph.order import graphs_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
-from onnxfuse.verifying.evaluate import CPU, array_type
+from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runner import CUDA, KernelRunner
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.several import batches, passed
-from onnxfuse.verifying.sharing import Slim, sharing
+from onnxfuse.verifying.sharing import Slim, sharing, weight_bytes
 from onnxfuse.verifying.whole import Begun, on_device, results_on_device
 
 Array = NDArray[Any]
@@ -107,7 +104,7 @@ class Kernels:
         short of memory then."""
         ledger, runs = self.subject.ledger, self._shown(runs)
         sizes = {**ledger.sizes, **runs[0].about.sizes}
-        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement)) + _weights(self.subject.rewritten.model)
+        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement)) + weight_bytes(self.subject.rewritten.model)
         if self.users or CUDA not in str(self.runner.providers) or not self.runner.has_room(needed):
             return None
         return pool.submit(self._begun, *pair, runs)
@@ -244,12 +241,6 @@ class _Turn:
             return earlier or standing
         found = self.verifier.verify(node, taken.feeds, f"{taken.how}{self.label}", final)
         return _joined(earlier, found) if final or found.verdict == "passed" else found
-
-
-def _weights(model: onnx.ModelProto) -> int:
-    """Bytes of a model's weights."""
-    return sum(prod(tensor.dims) * array_type(tensor.data_type).itemsize
-               for _, graph in graphs_of(model) for tensor in graph.initializer)
 
 
 def _stopped(name: str) -> VerificationError:

@@ -14,7 +14,9 @@ import onnx
 import onnxruntime
 
 from onnxfuse.errors import VerificationError
+from onnxfuse.graph.constants import tensor_bytes
 from onnxfuse.graph.load import LoadedModel
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.rewriting.wire import copy_fields
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
@@ -156,6 +158,11 @@ def sharing(loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds = NONE, 
     """
     with Weights() as weights:
         yield weights.slim(loaded.proto, loaded.folder, bounds), weights.slim(fused, folder or loaded.folder, bounds)
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of a model's weights, strings left out."""
+    return sum(tensor_bytes(tensor) for _, graph in graphs_of(model) for tensor in graph.initializer)
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
