@@ -256,7 +256,7 @@ def test_internal_errors_of_good_models_are_not_blamed_on_them(monkeypatch: pyte
     def fails(*_: object) -> None:
         raise IndexError("deep inside")
 
-    monkeypatch.setattr(pipeline, "_chosen", fails)
+    monkeypatch.setattr(pipeline._Optimisation, "_chosen", fails)
     with pytest.raises(IndexError, match="deep inside"):
         optimise(parse(CHAIN), Options(verify=False))
     wrong = parse(CHAIN)
