@@ -266,10 +266,11 @@ class Drafting:
     def _chosen(self, expected: Expected, compiled: Compiled | None) -> tuple[Form, Plan]:
         """The same of what may become of biases and layouts.  Where a bias finds no place any more once kernels are
         compiled, that is decided anew without it."""
-        form, drafts = expected.start, expected.drafts
+        form = expected.start
         kept: set[str] = set()
         told: tuple[Refusal, ...] = ()
-        for _ in range(MOST_PLANS):
+        for number in range(MOST_PLANS):
+            drafts = self._drafts(form, compiled, kept, told) if number else expected.drafts
             draft, plan = self._better(drafts, compiled)
             sums = separated_sums(draft.form.loaded.proto)
             lost = sorted((sums & _results(draft.uncompiled)) - _results(plan))
@@ -277,17 +278,14 @@ class Drafting:
                 break
             kept.update(lost)
             told += tuple(_kept(form.graph, draft.form.graph, lost, plan))
-            drafts = self._drafts(form, compiled, kept, told)
         else:
-            own = self.draft(form, told)
-            draft, plan = self._better([own, *self._laid_out(own)], compiled)
+            draft, plan = self._better(self._in_layouts(self.draft(form, told)), compiled)
         return _with_weights(draft.form, plan), replace(plan, refusals=(*plan.refusals, *draft.told))
 
     def _drafts(self, form: Form, compiled: Compiled | None, kept: Collection[str] = (), told: tuple[Refusal, ...] = ()
                 ) -> list[Draft]:
-        """With biases apart, and the same with values channels-last where that may come to something."""
-        own = self.with_biases_apart(form, kept, told, compiled)
-        return [own, *self._laid_out(own)]
+        """With biases apart, in each layout."""
+        return self._in_layouts(self.with_biases_apart(form, kept, told, compiled))
 
     def draft(self, form: Form, told: Iterable[Refusal] = ()) -> Draft:
         """The draft of a form as it stands."""
@@ -327,14 +325,13 @@ class Drafting:
             plans[best] = drafts[best].compiled(compiled)
             done.add(best)
 
-    def _laid_out(self, own: Draft) -> Iterator[Draft]:
-        """The form with values channels-last, where there is one."""
+    def _in_layouts(self, own: Draft) -> list[Draft]:
+        """A draft, and the same with values channels-last where that may come to something."""
         # With the objective's channels last, ONNX Runtime lays images out itself.
         allowed = LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
-        if allowed and _may_lie_otherwise(own.plan):
-            pairs = paired(own.form.graph, own.form.canonical.graph)
-            if pairs:
-                yield self.draft(self.forming.laid_out(own.form, pairs), own.told)
+        looks = allowed and _may_lie_otherwise(own.plan)
+        pairs = paired(own.form.graph, own.form.canonical.graph) if looks else ()
+        return [own, self.draft(self.forming.laid_out(own.form, pairs), own.told)] if pairs else [own]
 
 
 def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:

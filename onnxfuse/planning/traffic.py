@@ -104,6 +104,10 @@ class Ledger:
         self._bytes: dict[Value, int | None] = {}
         self._nodes: dict[Node, KernelTraffic] = {}
 
+    def at(self, sizes: Sizes) -> Ledger:
+        """The same graph's, some sizes others; what was observed is not of these."""
+        return Ledger(self.graph, {**self.sizes, **sizes}, self.placement)
+
     def bytes_of(self, value: Value) -> int | None:
         """Bytes of a tensor, or None where unknown."""
         if value not in self._bytes:

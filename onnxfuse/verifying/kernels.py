@@ -103,8 +103,7 @@ class Kernels:
         any size takes a GPU's libraries seconds; then make the session with kernels.  None where the device may be
         short of memory then."""
         ledger, runs = self.subject.ledger, self._shown(runs)
-        sizes = {**ledger.sizes, **runs[0].about.sizes}
-        needed = run_bytes(Ledger(ledger.graph, sizes, ledger.placement)) + weight_bytes(self.subject.rewritten.model)
+        needed = run_bytes(ledger.at(runs[0].about.sizes)) + weight_bytes(self.subject.rewritten.model)
         if self.users or CUDA not in str(self.runner.providers) or not self.runner.has_room(needed):
             return None
         return pool.submit(self._begun, *pair, runs)

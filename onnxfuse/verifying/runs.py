@@ -163,7 +163,7 @@ def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int
     """
     graph, sizes = ledger.graph, first.sizes
     if set(_least(graph).values()) == {_LEAST_BATCH}:
-        total = Ledger(graph, {**ledger.sizes, **sizes}, ledger.placement).total()
+        total = ledger.at(sizes).total()
         if total.flops > FLOPS // _SLIGHT:
             return iter(())
     free = sorted(_free(graph))
@@ -229,7 +229,7 @@ def _fitting(candidates: Iterable[Mapping[str, int]], ledger: Ledger) -> Iterato
         key = tuple(sorted(sizes.items()))
         if key not in seen and not misfit(ledger.graph, sizes):
             seen.add(key)
-            total = Ledger(ledger.graph, sizes, ledger.placement).total()
+            total = ledger.at(sizes).total()
             if total.flops <= 2 * FLOPS and total.bytes_products + total.bytes_other <= 2 * BYTES:
                 yield sizes
 
@@ -248,7 +248,7 @@ def shrunk(ledger: Ledger, sizes: Mapping[str, int], flops: int | None = None,
     current = dict(sizes)
     found = [dict(current)]
     while True:
-        total = Ledger(ledger.graph, current, ledger.placement).total()
+        total = ledger.at(current).total()
         free = {name for name in least if current[name] >= 2 * least[name]}
         if not free or (total.flops <= flops and total.bytes_products + total.bytes_other <= traffic):
             return found

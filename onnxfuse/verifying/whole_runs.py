@@ -236,7 +236,7 @@ class WholeRuns:
         """Of the first run on inputs that are made up; None where these are the user's."""
         ledger = self.subject.ledger
         recipe = None if self.sets else next(iter(first_recipes(ledger)), None)
-        return None if recipe is None else Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+        return None if recipe is None else ledger.at(recipe.sizes)
 
     def _given(self, bounds: Bounds) -> Mapping[str, int] | None:
         """What the runs that are compared are to give of what fused nodes read in them, so that none need be made for
@@ -256,7 +256,7 @@ class WholeRuns:
         """
         ledger, graph = self.subject.ledger, self.subject.graph
         if not self.sets:
-            wanted = Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement)
+            wanted = ledger.at(recipe.sizes)
             whole.bounds.check_memory(wanted)
             beside = (beside and processors() >= BESIDE_PROCESSORS and wanted.total().flops >= BESIDE_FLOPS
                       and whole.bounds.holds(wanted, 2, 2 * GROUP_BYTES))
@@ -280,6 +280,7 @@ class WholeRuns:
         if number == 1:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+
 
 def _bytes(held: Iterable[Mapping[str, Array]]) -> int:
     """Of all arrays."""
