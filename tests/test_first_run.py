@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, current_thread
 from typing import Any
 
@@ -27,7 +28,7 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.verifying import first_run as first
-from onnxfuse.verifying import whole
+from onnxfuse.verifying import sharing, whole
 from onnxfuse.verifying.bounds import Bounds, BoundSession, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES
 from onnxfuse.verifying.first_run import FirstRun, first_run
@@ -213,3 +214,30 @@ def test_it_runs_beside_planning(begun: list[FirstRun], monkeypatch: pytest.Monk
     monkeypatch.setattr(pipeline._Optimisation, "_chosen", waiting)
     assert fused(parse(PLAIN)).verification is not None
     assert waited == [True] and threads == {"onnxfuse-first-run_0"}
+
+
+def test_threads_write_weights_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that wrote to one end of the file would write over one another."""
+    inside: list[int] = []
+    most: list[int] = []
+    real = sharing._slim
+
+    def slow(*given: Any) -> onnx.ModelProto:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        result = real(*given)
+        inside.pop()
+        return result
+
+    monkeypatch.setattr(sharing, "_slim", slow)
+    models = []
+    for value in range(4):
+        models.append(parse(PLAIN.replace(", float[64, 64] w)", ")")))
+        weights = np.full((64, 64), value / 64, np.float32)
+        models[-1].graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    with sharing.Weights() as file, ThreadPoolExecutor(4) as pool:
+        slims = list(pool.map(lambda model: file.slim(model, None), models))
+        results = [slim.session().run(None, {"x": np.ones((1, 64), np.float32)})[0] for slim in slims]
+    assert set(most) == {1}
+    np.testing.assert_allclose([result[0, 0] for result in results], -np.exp(np.arange(4.0)), rtol=1e-6)

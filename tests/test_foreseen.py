@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.schedules import Kernel
 from onnxfuse.verifying import first_run, foreseen, whole_runs
-from onnxfuse.verifying.bounds import Bounds, OutOfTimeError, run_bytes
+from onnxfuse.verifying.bounds import Bounds, OutOfTimeError, UntilEnded, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES
-from onnxfuse.verifying.foreseen import Foreseeing, Foreseen, foreseeing, without_kernels
+from onnxfuse.verifying.foreseen import Foreseeing, Foreseen, Models, foreseeing, without_kernels
 
 Array = NDArray[Any]
 
@@ -96,10 +97,16 @@ def test_a_kernel_that_the_compiler_changes(used: list[bool], monkeypatch: pytes
 
 def held(model: onnx.ModelProto, of: Optimised) -> bool:
     """Whether what was foreseen of one model holds for another."""
+    return seen_of(of.loaded.proto, of).of(of.loaded.proto, model, Bounds()) is not None
+
+
+def seen_of(original: onnx.ModelProto, of: Optimised) -> Foreseeing:
+    """What was foreseen of a fused model of an original."""
+    models: Future[Models | None] = Future()
+    models.set_result(Models(original, without_kernels(of.model)))
     found: Future[Foreseen | None] = Future()
-    original = of.loaded.proto
-    found.set_result(Foreseen("", whole_runs.WholeComparison([]), (), original, without_kernels(of.model)))
-    return Foreseeing(found).of(original, model, Bounds()) is not None
+    found.set_result(Foreseen("", whole_runs.WholeComparison([]), ()))
+    return Foreseeing(models, found, UntilEnded())
 
 
 @pytest.fixture
@@ -131,15 +138,23 @@ def test_what_differs_in_more(model: Optimised) -> None:
     one.op_type, two.op_type = two.op_type, one.op_type
     third.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "more"))
     assert not any(held(each, model) for each in made)
-    found: Future[Foreseen | None] = Future()
     other = parse(MODEL.replace("Tanh", "Sin"))
-    found.set_result(Foreseen("", whole_runs.WholeComparison([]), (), other, without_kernels(model.model)))
-    assert Foreseeing(found).of(model.loaded.proto, model.model, Bounds()) is None
+    assert seen_of(other, model).of(model.loaded.proto, model.model, Bounds()) is None
 
 
 def test_one_that_takes_too_long(model: Optimised) -> None:
     with pytest.raises(OutOfTimeError):
-        Foreseeing(Future()).of(model.loaded.proto, model.model, Bounds(seconds=0.1))
+        Foreseeing(Future(), Future(), UntilEnded()).of(model.loaded.proto, model.model, Bounds(seconds=0.1))
+    known = seen_of(model.loaded.proto, model)
+    with pytest.raises(OutOfTimeError):
+        replace(known, _found=Future()).of(model.loaded.proto, model.model, Bounds(seconds=0.1))
+
+
+def test_another_model_waits_for_nothing(model: Optimised) -> None:
+    """What is under way of the one that was expected is ended."""
+    seen = replace(seen_of(parse(MODEL.replace("Tanh", "Sin")), model), _found=Future())
+    assert seen.of(model.loaded.proto, model.model, Bounds(seconds=60)) is None
+    assert seen._until.options.terminate
 
 
 def begun(memory: int | None, model: Optimised) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,16 @@ class Bounds:
             remedy=f"Give it more time, {option('verify-seconds', 'N')}, or smaller sizes, "
                    f"{option('dim', 'NAME=N')}.",
         )
+
+    def result(self, future: Future[Result]) -> Result:
+        """What comes of work in another thread.
+
+        Raises:
+            OutOfTimeError: it takes longer than there is time.
+        """
+        while not future.done():
+            wait([future], self.left())
+        return future.result()
 
     def check_memory(self, ledger: Ledger) -> None:
         """Look at what a run of a ledger's graph at its sizes would hold, as far as these are known before it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class FirstRun:
     recipe: Recipe
     run: Run
     ledger: Ledger
+    _original: Future[Slim]
     _made: Future[_Made | None]
 
     def outputs(self, recipe: Recipe, slim: Slim) -> tuple[Run, list[Any]] | None:
@@ -67,17 +68,14 @@ class FirstRun:
         made = self._of(slim)
         return None if made is None else made.session.within(slim.bounds)
 
-    def slims(self, loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds, folder: Path | None
-              ) -> tuple[Slim, Slim]:
+    def slims(self, fused: onnx.ModelProto, bounds: Bounds, folder: Path | None) -> tuple[Slim, Slim]:
         """The original and a fused model as ``sharing`` gives them, weights beside those of the run."""
-        original = self.weights.slim(loaded.proto, loaded.folder, bounds)
-        return replace(original, earlier=self), self.weights.slim(fused, folder or loaded.folder, bounds)
+        original = replace(self._original.result(), bounds=bounds, earlier=self)
+        return original, self.weights.slim(fused, folder or original.folder, bounds)
 
     def _of(self, slim: Slim) -> _Made | None:
-        while True:
-            with suppress(TimeoutError):  # then no time is left, and that is what is raised
-                made = self._made.result(slim.bounds.left())
-                return made if made is not None and made.model == slim.model else None
+        made = slim.bounds.result(self._made)
+        return made if made is not None and made.model == slim.model else None
 
 
 @contextmanager
@@ -88,7 +86,7 @@ def sharing_first(first: FirstRun | None, loaded: LoadedModel, fused: onnx.Model
         with sharing(loaded, fused, bounds, folder) as pair:
             yield pair
         return
-    yield first.slims(loaded, fused, bounds, folder)
+    yield first.slims(fused, bounds, folder)
 
 
 @contextmanager
@@ -102,39 +100,42 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
             that is known.
         ledger: of the original at the sizes that are planned for.
     """
-    recipe = next(iter(first_recipes(ledger)), None)
-    at = Ledger(ledger.graph, {**ledger.sizes, **({} if recipe is None else recipe.sizes)}, ledger.placement)
-    held = 3 * GROUP_BYTES + weight_bytes(loaded.proto)  # what planning holds, and what a session may copy
-    run = None if recipe is None or not bounds.holds(at, 1, held) else _worth_it(recipe, at)
-    if recipe is None or run is None:
+    # Beside it is what planning holds, and what a session may copy.
+    found = _worth_it(ledger, bounds, 3 * GROUP_BYTES + weight_bytes(loaded.proto))
+    if found is None:
         yield None
         return
+    recipe, at, run = found
     until = UntilEnded()
     with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
-        def work() -> _Made | None:
-            slim = weights.slim(loaded.proto, loaded.folder, until)
-            return _run(slim.of(spelled(slim.model)), run)
-
         try:
-            yield FirstRun(weights, recipe, run, at, pool.submit(work))
+            original = pool.submit(weights.slim, loaded.proto, loaded.folder, until)
+            yield FirstRun(weights, recipe, run, at, original, pool.submit(_run, original, spelled, run))
         finally:
             until.end()
 
 
-def _worth_it(recipe: Recipe, at: Ledger) -> Run | None:
-    """The inputs of the run; None where it is not worth a thread.  ``at``: the ledger at its sizes."""
-    if processors() < 2 or at.total().flops < BESIDE_FLOPS:
+def _worth_it(ledger: Ledger, bounds: Bounds, beside: int) -> tuple[Recipe, Ledger, Run] | None:
+    """How the inputs of the run are made, the ledger at its sizes, and the inputs; None where it is not worth a thread,
+    or does not fit ``beside`` so many bytes."""
+    recipe = next(iter(first_recipes(ledger)), None) if processors() >= 2 else None
+    if recipe is None:
+        return None
+    at = ledger.at(recipe.sizes)
+    if at.total().flops < BESIDE_FLOPS or not bounds.holds(at, 1, beside):
         return None
     try:
-        return recipe.make(at.graph)
+        return recipe, at, recipe.make(at.graph)
     except (ModelError, VerificationError, MemoryError):
         return None  # verification will say it
 
 
-def _run(slim: Slim, run: Run) -> _Made | None:
-    """None where the original does not run on these inputs: verification tries others."""
+def _run(original: Future[Slim], spelled: Callable[[onnx.ModelProto], onnx.ModelProto], run: Run) -> _Made | None:
+    """None where the original does not run on these inputs, or there is no memory: verification tries others."""
     try:
+        own = original.result()
+        slim = own.of(spelled(own.model))
         session = slim.session()
         return _Made(slim.model, session, run_model(session, slim.model, run))
-    except VerificationError:
+    except (VerificationError, MemoryError):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -25,6 +25,7 @@ from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.kernels import Subject
 from onnxfuse.verifying.runner import CudaRunner
+from onnxfuse.verifying.sharing import Slim
 from onnxfuse.verifying.whole_runs import BESIDE_PROCESSORS, WholeComparison, WholeRuns
 
 
@@ -34,33 +35,39 @@ class Foreseen:
 
     Attributes:
         message: see ``WholeRuns.checked``; compared: its runs; notes: of all that.
-        original, fused: what was compared, weights in files, the fused one ``without_kernels``.
     """
 
     message: str
     compared: WholeComparison
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is compared, weights in files: the original, and the fused model ``without_kernels``."""
+
     original: onnx.ModelProto
     fused: onnx.ModelProto
 
 
 @dataclass(frozen=True)
 class Foreseeing:
-    """A comparison under way."""
+    """A comparison under way: of which models, which is known before, what is found, and what ends it."""
 
+    _models: Future[Models | None]
     _found: Future[Foreseen | None]
+    _until: UntilEnded
 
     def of(self, original: onnx.ModelProto, fused: onnx.ModelProto, bounds: Bounds) -> Foreseen | None:
-        """What holds of these models too, weights in the same files; None where nothing does.
+        """What holds of these models too, weights in the same files; None where nothing does: then it is ended.
 
         Raises:
             OutOfTimeError: it takes longer than the bounds leave.
         """
-        while True:
-            with suppress(TimeoutError):  # then no time is left, and that is what is raised
-                found = self._found.result(bounds.left())
-                same = found is not None and found.original == original and found.fused == without_kernels(fused)
-                return found if same else None
+        if bounds.result(self._models) != Models(original, without_kernels(fused)):
+            self._until.end()
+            return None
+        return bounds.result(self._found)
 
 
 @contextmanager
@@ -79,25 +86,49 @@ def foreseeing(subject: Callable[[], Subject], first: FirstRun | None, runner: F
     until = UntilEnded()
     with ThreadPoolExecutor(1, "onnxfuse-foreseen") as pool:
         try:
-            yield Foreseeing(pool.submit(_foreseen, subject, first, runner, until))
+            made = pool.submit(_prepared, subject, first, until)
+            models = pool.submit(_models, made)
+            yield Foreseeing(models, pool.submit(_foreseen, made, runner), until)
         finally:
             until.end()
 
 
-def _foreseen(subject: Callable[[], Subject], first: FirstRun, runner: Future[CudaRunner | None], until: UntilEnded
-              ) -> Foreseen | None:
-    """None where it cannot be had on the CPU, or at all: verification says why."""
+@dataclass(frozen=True)
+class _Prepared:
+    subject: Subject
+    original: Slim
+    fused: Slim
+
+
+def _prepared(subject: Callable[[], Subject], first: FirstRun, until: UntilEnded) -> _Prepared | None:
+    """The model that is expected, and both for sessions; None where that cannot be had: it will be said of the model
+    that there is."""
     try:
         made = subject()
-        model = made.rewritten.model
-        runs = WholeRuns(made, (), read_fused(model), runner.result(), lambda *_: None)
-        message = runs.checked()
-        original, fused = first.slims(made.loaded, model, until, made.folder)
-        exact = exact_form(original.model, model)
-        compared = runs.whole(original.of(exact), fused, CPU)
-    except OnnxfuseError:
+        original, fused = first.slims(made.rewritten.model, until, made.folder)
+        return _Prepared(made, original.of(exact_form(original.model, made.rewritten.model)), fused)
+    except (OnnxfuseError, MemoryError):
         return None
-    return Foreseen(message, compared, tuple(runs.notes), exact, without_kernels(fused.model))
+
+
+def _models(made: Future[_Prepared | None]) -> Models | None:
+    prepared = made.result()
+    return None if prepared is None else Models(prepared.original.model, without_kernels(prepared.fused.model))
+
+
+def _foreseen(made: Future[_Prepared | None], runner: Future[CudaRunner | None]) -> Foreseen | None:
+    """None where it cannot be had on the CPU, or at all: verification says why."""
+    prepared = made.result()
+    if prepared is None:
+        return None
+    try:
+        subject = prepared.subject
+        runs = WholeRuns(subject, (), read_fused(subject.rewritten.model), runner.result(), lambda *_: None)
+        message = runs.checked()
+        compared = runs.whole(prepared.original, prepared.fused, CPU)
+    except (OnnxfuseError, MemoryError):
+        return None
+    return Foreseen(message, compared, tuple(runs.notes))
 
 
 def without_kernels(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import onnx
@@ -112,13 +113,13 @@ class Slim:
 
 
 class Weights:
-    """A file with the weights of several models, in a temporary folder that is there until the context ends."""
+    """A file with the weights of several models, in a temporary folder that is there until the context ends; threads
+    write to it one after the other."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
+        self._stack, self._turn = ExitStack(), Lock()
         self._folder: Path | None = None
         self._known: dict[str, tuple[onnx.TensorProto, int]] = {}
-        self._slim: dict[int, tuple[onnx.ModelProto, onnx.ModelProto]] = {}
 
     def __enter__(self) -> Weights:
         with suppress(OSError):
@@ -130,22 +131,23 @@ class Weights:
         self._stack.close()
 
     def slim(self, model: onnx.ModelProto, folder: Path | None, bounds: Bounds = NONE) -> Slim:
-        """A model with its weights in the file, those that another one has too written once; it is not to be changed.
+        """A model with its weights in the file, those that another one has too written once.
 
         Weights that it keeps in files of its own, in ``folder``, stay there.  Where the temporary folder has no room,
         each session copies them.
         """
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
             return Slim(model, folder, bounds)
-        if self._folder is not None and id(model) not in self._slim:
-            try:
-                with (self._folder / _WEIGHTS).open("r+b") as file:
-                    file.seek(0, os.SEEK_END)
-                    self._slim[id(model)] = model, _slim(model, file, self._known)
-            except OSError:
-                self._folder = None  # what of them is in the file is not known
-        return Slim(model, None, bounds) if self._folder is None else Slim(
-            self._slim[id(model)][1], self._folder, bounds)
+        with self._turn:
+            if self._folder is not None:
+                try:
+                    with (self._folder / _WEIGHTS).open("r+b") as file:
+                        file.seek(0, os.SEEK_END)
+                        slim = _slim(model, file, self._known)
+                    return Slim(slim, self._folder, bounds)
+                except OSError:
+                    self._folder = None  # what of them is in the file is not known
+        return Slim(model, None, bounds)
 
 
 @contextmanager
