@@ -15,7 +15,7 @@ from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, named
-from onnxfuse.schedules.source import Function, Given, Parameter, Source
+from onnxfuse.schedules.source import Call, Entry, Function, Given, Parameter, Source
 from onnxfuse.schedules.together import Part, together
 
 
@@ -56,6 +56,30 @@ def test_blocks_and_threads_past_a_part_end_at_once(sizes: tuple[int, int]) -> N
     for order in ("forward", "backward"):
         for wanted, array in zip(given, run_plan(both.plan, both.source, given, order=order), strict=True):
             assert array.tobytes() == wanted.tobytes()
+
+
+def test_what_differs_in_values_alone_is_called_once() -> None:
+    """Each call is a copy of the function that the compiler works through, 16 where layers are alike."""
+    sizes = (100, 0, 129, 70)
+    parts = [part(*copying(128 if number == 1 else 64), inputs=(number,), outputs=(number,))
+             for number in range(len(sizes))]
+    whole = together(parts, "all", len(sizes))
+    assert isinstance(whole, Kernel)
+    assert whole.source.count("part0::copy(") == whole.source.count("part1::copy(") == 1
+    given = [np.arange(size, dtype=np.float32) for size in sizes]
+    for order in ("forward", "backward"):
+        for wanted, array in zip(given, run_plan(whole.plan, whole.source, given, order=order), strict=True):
+            assert array.tobytes() == wanted.tobytes()
+
+
+def test_what_is_taken_by_reference_is_taken_from_its_parameter() -> None:
+    """A tensor map is read where the launch put it, never a copy of it."""
+    parameters = (
+        *(Parameter("const __grid_constant__ of::TensorMap", f"m{place}", within="const of::TensorMap&")
+          for place in range(2)), *(Parameter("float*", f"o{place}") for place in range(3)))
+    calls = tuple(Call("f", (), (f"m{read}", f"o{place}")) for place, read in enumerate((0, 1, 0)))
+    text = Entry("k", 32, parameters, calls).text
+    assert "f(m0, a1)" in text and "f(m1, o1)" in text and "m0;" not in text
 
 
 def test_messages_speak_of_the_inputs_of_the_whole() -> None:

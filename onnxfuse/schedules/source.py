@@ -86,20 +86,37 @@ class Function:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function with its template's arguments; ``where`` is a condition under which blocks and threads do
-    it, "" for all."""
+    """A call of a function with its template's arguments.
+
+    Attributes:
+        blocks: the parameter that says how many blocks make it, "" for all; threads: how many of their threads do, 0
+            for all.
+    """
 
     function: str
     template: tuple[str, ...]
     arguments: tuple[str, ...]
-    where: str = ""
+    blocks: str = ""
+    threads: int = 0
 
     @property
     def text(self) -> str:
         """The statement."""
         template = f"<{', '.join(self.template)}>" if self.template else ""
-        condition = f"if ({self.where}) " if self.where else ""
+        conditions = [f"(int)blockIdx.x < {self.blocks}"] if self.blocks else []
+        conditions += [f"threadIdx.x < {self.threads}"] if self.threads else []
+        condition = f"if ({' && '.join(conditions)}) " if conditions else ""
         return f"{condition}{self.function}{template}({', '.join(self.arguments)});"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters that it reads."""
+        return (*self.arguments, self.blocks) if self.blocks else self.arguments
+
+    def reading(self, names: Sequence[str]) -> Call:
+        """The same of other values."""
+        count = len(self.arguments)
+        return replace(self, arguments=tuple(names[:count]), blocks="".join(names[count:]))
 
 
 @dataclass(frozen=True)
@@ -141,8 +158,30 @@ class Entry:
     def _statements(self) -> str:
         if len(self.calls) == 1:
             return f"  {self.calls[0].text}\n"
-        cases = "".join(f"    case {place}: {call.text} break;\n" for place, call in enumerate(self.calls))
+        # Each call is a copy of the function, so that there is one for all that differ in values alone.
+        referenced = {each.name for each in self.parameters if each.within}
+        alike: dict[tuple[Call, tuple[str, ...]], list[int]] = {}
+        for place, call in enumerate(self.calls):
+            fixed = tuple(name if name in referenced else "" for name in call.names)
+            alike.setdefault((call.reading([""] * len(call.names)), fixed), []).append(place)
+        cases = "".join(self._case(places) for places in alike.values())
         return f"  switch (blockIdx.y) {{\n{cases}  }}\n"
+
+    def _case(self, places: Sequence[int]) -> str:
+        """What the blocks of some calls, alike but for the values that they read, do."""
+        labels, first = " ".join(f"case {place}:" for place in places), self.calls[places[0]]
+        if len(places) == 1:
+            return f"    {labels} {first.text} break;\n"
+        columns = list(zip(*(self.calls[place].names for place in places), strict=True))
+        names = [f"a{number}" if len(set(column)) > 1 else column[0] for number, column in enumerate(columns)]
+
+        def taken(turn: int, kind: str = "") -> str:
+            own = [(name, column) for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
+            return "".join(f"{kind}{name} = {column[turn]}; " for name, column in own)
+
+        others = "".join(f"        case {place}: {taken(turn)}break;\n" for turn, place in enumerate(places) if turn)
+        return (f"    {labels} {{\n      {taken(0, 'auto ')}\n      switch (blockIdx.y) {{\n{others}      }}\n"
+                f"      {first.reading(names).text}\n      break;\n    }}\n")
 
 
 @dataclass(frozen=True)

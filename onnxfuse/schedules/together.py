@@ -156,9 +156,9 @@ class _Whole:
         calls = []
         for number, (entry, grid) in enumerate(zip(entries, grids, strict=True)):
             arguments = tuple(parameter(self._argument(each.argument, number), each.kind) for each in entry.parameters)
-            inside = [f"(int)blockIdx.x < {parameter(f'i32:{grid}', 'const int')}"] if len(set(grids)) > 1 else []
-            inside += [f"threadIdx.x < {entry.threads}"] if entry.threads < most else []
-            calls.append(Call(f"{self._space(number)}::{entry.name}", (), arguments, " && ".join(inside)))
+            blocks = parameter(f"i32:{grid}", "const int") if len(set(grids)) > 1 else ""
+            threads = entry.threads if entry.threads < most else 0
+            calls.append(Call(f"{self._space(number)}::{entry.name}", (), arguments, blocks, threads))
         whole = Entry(name, most, tuple(taken.values()), tuple(calls), min(entry.blocks for entry in entries))
         shared = _largest([self._moved(step.shared, number) for number, step in enumerate(steps)])
         launch = whole.step(_largest(grids), str(len(self.parts)), shared)
