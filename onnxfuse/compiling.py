@@ -13,10 +13,10 @@ from typing import TypeVar
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.processors import processors
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.runtime.library import native_architecture, present_gpus
+from onnxfuse.runtime.processes import compiler_pool, workers
 from onnxfuse.schedules import Kernel
 
 Progress = Callable[[int, int], None]
@@ -29,8 +29,6 @@ Task = tuple[KernelSource, str]
 
 COMPILING = "compiling kernels"
 """What a stage is called that compiles."""
-
-_MOST_WORKERS = 16
 
 _PROBE = KernelSource('extern "C" __global__ void probe() {}', (), ("probe",))
 """Shows whether this machine's compiler compiles, and whether it is understood."""
@@ -49,7 +47,7 @@ def compile_all(
     Raises:
         OutputError: a kernel cannot be dumped.
     """
-    with ThreadPoolExecutor(_workers(), "onnxfuse-compile") as pool:
+    with compiler_pool(), ThreadPoolExecutor(workers(), "onnxfuse-compile") as pool:
         running = {pool.submit(make, *task): task for task in _longest_first(tasks)}
         try:
             for done, future in enumerate(as_completed(running), 1):
@@ -69,10 +67,6 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: -len(task[0].source))
 
 
-def _workers() -> int:
-    return min(_MOST_WORKERS, processors())
-
-
 class ReadBack:
     """``planning.spills.Compiled`` from what NVRTC says for one architecture."""
 
@@ -86,7 +80,7 @@ class ReadBack:
 
     def begin(self, kernels: Sequence[Kernel]) -> None:
         """See ``Compiled``."""
-        pool = ThreadPoolExecutor(_workers(), "onnxfuse-compile")
+        pool = ThreadPoolExecutor(workers(), "onnxfuse-compile")
         for source, architecture in _longest_first(self._missing(kernels)):
             if source not in self._begun:
                 self._begun[source] = pool.submit(self._compiler.figures, source, architecture)

@@ -33,6 +33,7 @@ from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import fold, is_optimised, rewrite, separate
 from onnxfuse.rules import load_rules
+from onnxfuse.runtime.processes import compiler_pool
 from onnxfuse.schedules import named
 from onnxfuse.verifying import CudaRunner
 from onnxfuse.verifying.bounds import SECONDS, Bounds
@@ -137,7 +138,7 @@ def optimise(
     tell("reading", 0, 0)
     loaded = load(source)
     try:
-        with seldom(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
+        with seldom(), compiler_pool(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
             if options.verify or options.target is None:
                 starting.submit(present_gpus)  # a driver takes a third of a second to start
             return _Optimisation.of(loaded, options, tell, starting).result()

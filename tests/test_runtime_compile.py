@@ -14,7 +14,7 @@ import pytest
 from fused_models import ADD_ONE
 
 from onnxfuse.errors import KernelError, OutputError
-from onnxfuse.runtime import cache, compile, library, nvrtc
+from onnxfuse.runtime import cache, compile, library, nvrtc, processes
 from onnxfuse.runtime.compile import Compiler, KernelSource, compile_cubin
 
 HALVES = r"""
@@ -251,10 +251,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_driver_of_cuda_12_takes_the_compiler_of_cuda_12(fresh: pytest.MonkeyPatch) -> None:
-    loaded: list[Path] = []
-    fresh.setattr(nvrtc, "DirectNvrtc", loaded.append)
+    loaded: list[str] = []
+    fresh.setattr(nvrtc, "NvrtcLibrary", loaded.append)
     nvrtc.binding()
-    assert [path.parts[-3:] for path in loaded] == [("cuda_nvrtc", "lib", "libnvrtc.so.12")]
+    assert [Path(path).parts[-3:] for path in loaded] == [("cuda_nvrtc", "lib", "libnvrtc.so.12")]
     assert nvrtc.compiler() == "nvrtc-12.9.86"
     fresh.setenv("ONNXFUSE_CUDA", "13")
     assert nvrtc.compiler() == "cupy-13"
@@ -282,11 +282,12 @@ def test_nvrtc_through_ctypes_does_what_cupys_binding_does(monkeypatch: pytest.M
     wanted = compile_cubin(HALVES, "sm_80")
     with open("/proc/self/maps") as maps:
         (path,) = {line.split()[-1] for line in maps if re.search(r"/libnvrtc\.so[.\d]*$", line)}
-    direct = nvrtc.DirectNvrtc(Path(path))
+    direct = nvrtc.NvrtcLibrary(path)
     assert direct.getVersion() == cupys.getVersion()
     assert direct.getSupportedArchs() == cupys.getSupportedArchs()
-    monkeypatch.setattr(compile, "binding", lambda: direct)
-    assert compile_cubin(HALVES, "sm_80").rstrip(b"\0") == wanted.rstrip(b"\0")  # CuPy drops the last byte, a zero
+    for module in (compile, processes):
+        monkeypatch.setattr(module, "binding", lambda: direct)
+    assert compile_cubin(HALVES, "sm_80") == wanted
     assert b".target sm_80\n" in compile_cubin(HALVES, "compute_80")
     assert not compile_cubin(HALVES, "compute_80").endswith(b"\0")
     with pytest.raises(KernelError) as error:
@@ -296,10 +297,11 @@ def test_nvrtc_through_ctypes_does_what_cupys_binding_does(monkeypatch: pytest.M
     )
 
 
-def test_a_missing_nvrtc_library() -> None:
+def test_a_missing_nvrtc_library(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(nvrtc, "_wheel", lambda _: Path("/nowhere"))
     with pytest.raises(KernelError) as error:
-        nvrtc.DirectNvrtc(Path("/nowhere/libnvrtc.so.12"))
+        nvrtc.binding()
     assert str(error.value) == (
-        "no CUDA compiler: /nowhere/libnvrtc.so.12: cannot open shared object file: No such file or directory\n"
+        "no CUDA compiler: /nowhere/lib/libnvrtc.so.12: cannot open shared object file: No such file or directory\n"
         "help: pip install 'onnxfuse[cuda12]'"
     )

@@ -16,7 +16,7 @@ from cli_models import CHAIN, run, write
 from onnx import numpy_helper
 from test_horizontal import QKV
 
-from onnxfuse import api, compiling
+from onnxfuse import api
 from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.optimised import Optimised
@@ -29,7 +29,7 @@ from onnxfuse.planning.horizontal import joined
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Built, Region, Times
 from onnxfuse.rewriting import read_fused
-from onnxfuse.runtime import Gpu
+from onnxfuse.runtime import Gpu, processes
 from onnxfuse.runtime import compile as compile_module
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
@@ -393,8 +393,7 @@ def test_elsewhere_only_what_runs_at_the_planned_sizes_is_compiled(
 
 def test_the_longest_texts_are_compiled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By both that compile several; what they give is in the order that was asked for."""
-    for module in (compile_module, compiling):
-        monkeypatch.setattr(module, "processors", lambda: 1)
+    monkeypatch.setattr(processes, "processors", lambda: 1)
     sources = [KernelSource("/*" + size * "*" + '*/ extern "C" __global__ void k() {}', (), ("k",))
                for size in (10, 30, 20)]
     asked: list[int] = []

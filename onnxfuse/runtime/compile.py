@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfuse.errors import KernelError
-from onnxfuse.processors import processors
 from onnxfuse.runtime.allowed import check_options, check_source
 from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
 from onnxfuse.runtime.figures import VERBOSE, KernelFigures, from_bytes, read_log, to_bytes
 from onnxfuse.runtime.nvrtc import binding, compiler, headers
+from onnxfuse.runtime.processes import compiled_in_pool, compiler_pool, workers
 
 if TYPE_CHECKING:
     import cupy
@@ -93,16 +93,9 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
         f"--gpu-architecture={_WHOLE.get(architecture, architecture)}",
         *(f"-I{folder}" for folder in headers()), *options,
     )
-    program = nvrtc.createProgram(source, "kernel.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, arguments)
-        image: bytes = nvrtc.getPTX(program) if architecture.startswith(PTX) else nvrtc.getCUBIN(program)
-        log: str = nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError as error:
-        log = nvrtc.getProgramLog(program).strip()
-        raise KernelError(f"a kernel does not compile for {architecture} ({error}):\n{log}") from error
-    finally:
-        nvrtc.destroyProgram(program)
+    image, log, error = compiled_in_pool(source, arguments, architecture.startswith(PTX))
+    if error:
+        raise KernelError(f"a kernel does not compile for {architecture} ({error}):\n{log.strip()}")
     return image, log
 
 
@@ -209,13 +202,13 @@ class Compiler:
             self.cache.write(name + _FIGURES, to_bytes(figures))
 
     def images(self, kernels: Sequence[KernelSource], architecture: str) -> list[bytes]:
-        """The images of several kernels, compiled in parallel without Python's lock, the longest texts first.
+        """The images of several kernels, compiled in parallel, the longest texts first.
 
         Raises:
             KernelError, OutputError: as ``image``, for the first kernel that fails.
         """
         longest = sorted(range(len(kernels)), key=lambda place: -len(kernels[place].source))
-        with ThreadPoolExecutor(min(16, processors()), "onnxfuse-compile") as pool:
+        with compiler_pool(), ThreadPoolExecutor(workers(), "onnxfuse-compile") as pool:
             running = {place: pool.submit(self.image, kernels[place], architecture) for place in longest}
             return [running[place].result() for place in range(len(kernels))]
 

@@ -7,20 +7,23 @@ and of its headers, which do live beside CuPy for CUDA 13, and this module takes
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime import library
+from onnxfuse.runtime.nvrtc_library import NvrtcLibrary
 
 _WHEELS = {"nvidia-cuda-nvrtc": 13, "nvidia-cuda-nvrtc-cu12": 12}
+_LOADED = re.compile(r"/\S*/libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*$", re.MULTILINE)
+"""Paths of this library among those that a process has mapped; its "builtins" are another."""
+
 _CUPY = {"cupy-cuda13x": 13, "cupy-cuda12x": 12}
 
 
@@ -66,7 +69,10 @@ def binding() -> Any:
         KernelError: there is no compiler, or none for this driver.
     """
     if _direct():
-        return DirectNvrtc(_wheel("cuda_nvrtc") / "lib" / "libnvrtc.so.12")
+        try:
+            return NvrtcLibrary(str(_wheel("cuda_nvrtc") / "lib" / "libnvrtc.so.12"))
+        except OSError as error:
+            raise KernelError(f"no CUDA compiler: {error}", remedy="pip install 'onnxfuse[cuda12]'") from error
     remedy = "install CuPy and NVRTC: pip install onnxfuse"
     if compiler() is None:
         raise KernelError("no CUDA compiler: CuPy is not installed", remedy=remedy)
@@ -108,85 +114,21 @@ def headers() -> tuple[Path, ...]:
     )
 
 
-class NVRTCError(RuntimeError):
-    """NVRTC refused a call."""
-
-
-class DirectNvrtc:
-    """An NVRTC library through ctypes, with the functions and names of ``cupy.cuda.nvrtc`` that onnxfuse uses.
-
-    Args:
-        path: the library.
+@functools.cache
+def library_path() -> str | None:
+    """The library that ``binding`` compiles with; None where several that are loaded may be it, or none.
 
     Raises:
-        KernelError: it does not load.
+        KernelError: as ``binding``.
     """
-
-    NVRTCError = NVRTCError
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise KernelError(f"no CUDA compiler: {error}", remedy="pip install 'onnxfuse[cuda12]'") from error
-        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        result = getattr(self._library, name)(*arguments)
-        if result != 0:
-            raise NVRTCError(f"{self._library.nvrtcGetErrorString(result).decode()} ({result})")
-
-    def getVersion(self) -> tuple[int, int]:  # noqa: N802 - CuPy's name
-        """Major and minor version."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        return major.value, minor.value
-
-    def getSupportedArchs(self) -> tuple[int, ...]:  # noqa: N802 - CuPy's name
-        """Architectures as 90 for sm_90."""
-        count = ctypes.c_int()
-        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
-        numbers = (ctypes.c_int * count.value)()
-        self._call("nvrtcGetSupportedArchs", numbers)
-        return tuple(numbers)
-
-    def createProgram(  # noqa: N802 - CuPy's name
-        self, source: str, name: str, headers: Sequence[str], include_names: Sequence[str]
-    ) -> int:
-        """A program without headers of its own; ``headers`` and ``include_names`` must be empty."""
-        if headers or include_names:
-            raise ValueError("headers are given by folder")
-        program = ctypes.c_void_p()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
-        return program.value or 0
-
-    def compileProgram(self, program: int, options: Sequence[str]) -> None:  # noqa: N802 - CuPy's name
-        """Compile; ctypes lets other threads run meanwhile."""
-        texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        self._call("nvrtcCompileProgram", ctypes.c_void_p(program), len(options), texts)
-
-    def getCUBIN(self, program: int) -> bytes:  # noqa: N802 - CuPy's name
-        """Machine code of a compiled program."""
-        return self._output(program, "CUBIN")
-
-    def getPTX(self, program: int) -> bytes:  # noqa: N802 - CuPy's name
-        """PTX of a compiled program."""
-        return self._output(program, "PTX").rstrip(b"\0")
-
-    def getProgramLog(self, program: int) -> str:  # noqa: N802 - CuPy's name
-        """The compiler's messages."""
-        return self._output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-
-    def destroyProgram(self, program: int) -> None:  # noqa: N802 - CuPy's name
-        """Free a program."""
-        self._call("nvrtcDestroyProgram", ctypes.byref(ctypes.c_void_p(program)))
-
-    def _output(self, program: int, kind: str) -> bytes:
-        size = ctypes.c_size_t()
-        self._call(f"nvrtcGet{kind}Size", ctypes.c_void_p(program), ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        self._call(f"nvrtcGet{kind}", ctypes.c_void_p(program), buffer)
-        return buffer.raw
+    nvrtc = binding()
+    if isinstance(nvrtc, NvrtcLibrary):
+        return nvrtc.path
+    with suppress(OSError):
+        loaded = set(_LOADED.findall(Path("/proc/self/maps").read_text()))
+        same = [path for path in loaded if NvrtcLibrary(path).getVersion() == nvrtc.getVersion()]
+        return same[0] if len(same) == 1 else None
+    return None
 
 
 def _direct() -> bool:

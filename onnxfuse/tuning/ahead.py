@@ -6,32 +6,34 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from onnxfuse.compiling import source_of
-from onnxfuse.processors import processors
 from onnxfuse.runtime.compile import KernelSource
+from onnxfuse.runtime.processes import compiler_pool, workers
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.timer import Timer
 
-MOST_WORKERS = 16
 AHEAD = 2
 """Kernels that wait to be compiled, times the workers: an order that changes makes few of them useless."""
 
 
 class Ahead:
-    """Worker threads that compile; NVRTC runs without Python's lock.  What is not begun at the end never is."""
+    """Workers that compile.  What is not begun at the end never is."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
-        self._workers = min(MOST_WORKERS, processors())
+        self._workers = workers()
         self._pool = ThreadPoolExecutor(self._workers, "onnxfuse-ahead")
+        self._processes = compiler_pool()
         self._asked: dict[KernelSource, Future[None]] = {}
         self._waiting: list[Future[None]] = []
 
     def __enter__(self) -> Ahead:
+        self._processes.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._processes.__exit__(kind, error, trace)
 
     @property
     def full(self) -> bool:
