@@ -25,7 +25,10 @@ ROUNDS = 4
 
 def runner_for(provider_options: Mapping[str, str]) -> CudaRunner | None:
     """What runs kernels as a deployment with these options of the CUDA provider would; None where there is no GPU."""
-    return find_runner(settings=switches(provider_options))
+    runner = find_runner(settings=switches(provider_options))
+    if runner is not None:
+        runner.begin()
+    return runner
 
 
 def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell, bounds: Bounds = NONE,

@@ -47,6 +47,9 @@ class EmulatedRunner:
         """See ``KernelRunner``: kernels run on the CPU, which has other things to do."""
         return False
 
+    def begin(self) -> None:
+        """See ``KernelRunner``; there is nothing to begin with."""
+
     def prepare(self, model: onnx.ModelProto) -> None:
         """See ``KernelRunner``; texts are compiled when they are first run."""
 
@@ -68,7 +71,7 @@ class EmulatedRunner:
     def forget(self) -> None:
         """See ``KernelRunner``."""
 
-    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``KernelRunner``."""
         return extents(got, reference, own, types)
 

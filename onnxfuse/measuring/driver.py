@@ -106,15 +106,16 @@ class Device:
         if size:
             self._call("cuMemcpyDtoD_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size))
 
-    def download(self, address: int, size: int) -> bytes:
+    def download(self, address: int, size: int) -> bytearray:
         """``size`` bytes at a device address, after all work of the device."""
         self.synchronise()
-        buffer = ctypes.create_string_buffer(max(size, 1))
+        buffer = bytearray(size)
         if size:
-            self._call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(address), ctypes.c_size_t(size))
-        return buffer.raw[:size]
+            target = (ctypes.c_char * size).from_buffer(buffer)
+            self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(size))
+        return buffer
 
-    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+    def gather(self, addresses: Sequence[int], size: int) -> bytearray:
         """``size`` bytes at each of some device addresses, after all work of the device: one download for all.
 
         Python's lock is kept in the copies that go before: each only joins a queue, and other threads that took the

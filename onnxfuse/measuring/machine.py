@@ -48,10 +48,10 @@ class Memory(Protocol):
     def repeat(self, array: NDArray[Any], times: int) -> list[int]:
         """Addresses of several copies of a contiguous array, as ``place`` gives one."""
 
-    def read(self, address: int, size: int) -> bytes:
+    def read(self, address: int, size: int) -> bytes | bytearray:
         """Bytes at an address, once everything is computed."""
 
-    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+    def gather(self, addresses: Sequence[int], size: int) -> bytes | bytearray:
         """So many bytes at each of some addresses, one behind the other, once everything is computed."""
 
 
@@ -100,10 +100,10 @@ class DeviceMemory:
         self._device.synchronise()
         return found
 
-    def read(self, address: int, size: int) -> bytes:
+    def read(self, address: int, size: int) -> bytearray:
         return self._device.download(address, size)
 
-    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+    def gather(self, addresses: Sequence[int], size: int) -> bytearray:
         return self._device.gather(addresses, size)
 
     def __del__(self) -> None:

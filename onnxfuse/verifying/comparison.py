@@ -96,13 +96,13 @@ class Leeway:
 
 
 def compared(
-    got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway = Leeway(),
+    got: Values, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway = Leeway(),
     measure: Measure = extents,
 ) -> Comparison:
     """Compare one output of a kernel.
 
     Args:
-        got: the kernel's, in its own type.
+        got: the kernel's, in its own type; it may be on a GPU.
         wanted: the reference (float64, float32, integer or boolean); then, where the body decides by computed
             numbers, references with these numbers a little larger and smaller.  They may be on a GPU.
         own: the original's own result in the output's type, or None where it is not known.
@@ -123,7 +123,7 @@ def compared(
         return replace(compared(got.reshape(1), rows, ours, types, leeway), where=())
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
-        return _exact(got, [on_host(each) for each in (*wanted, *([] if own is None else [own]))])
+        return _exact(on_host(got), [on_host(each) for each in (*wanted, *([] if own is None else [own]))])
     return _close(got, wanted, own, types, leeway, measure)
 
 
@@ -144,7 +144,7 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Comparison:
 
 
 def _close(
-    got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway,
+    got: Values, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway,
     measure: Measure,
 ) -> Comparison:
     """Numbers of float types, in arrays with axes; as ``compared``."""
@@ -187,7 +187,7 @@ class _Farthest:
     wrong: int
 
 
-def _farthest(got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None],
+def _farthest(got: Values, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None],
               common: tuple[float, float], blocks: Sequence[Extent]) -> _Farthest:
     """The same of whole arrays without axes; an element is compared by the one of ``wanted`` that it is nearest to.
 

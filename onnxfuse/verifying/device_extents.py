@@ -108,14 +108,15 @@ class DeviceExtents:
         self._device, self._architecture = device, architecture
         self._loaded: dict[str, cupy.RawKernel] = {}
 
-    def __call__(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def __call__(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]
+                 ) -> list[Extent]:
         """See ``extents.Measure``."""
         dtype, arithmetic = types
         fields = None
         if arithmetic is not None and got.size >= LEAST_ELEMENTS:
             fields = self._fields(got, reference, own, (dtype, arithmetic))
         if fields is None or arithmetic is None:
-            return extents(got, on_host(reference), own, types)
+            return extents(on_host(got), on_host(reference), own, types)
         blocks = parts(got.size)
         known = read(fields, [part.stop - part.start for part in blocks], TABLE[arithmetic])
         return [
@@ -123,7 +124,7 @@ class DeviceExtents:
             for extent, part in zip(known, blocks, strict=True)
         ]
 
-    def _fields(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int]) -> Array | None:
+    def _fields(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int]) -> Array | None:
         """What the kernel says of each block; None where the GPU has no memory for it, or does not answer: that is no
         fault of the kernel that is compared, whose results are here."""
         import cupy
@@ -133,7 +134,7 @@ class DeviceExtents:
         except (MemoryError, KernelError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError):
             return None
 
-    def _in_turns(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
+    def _in_turns(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
         """The same of as many blocks as are on the GPU together.
 
         Raises:
@@ -147,29 +148,36 @@ class DeviceExtents:
                 part = slice(start, min(start + MOST_ELEMENTS, got.size))
                 blocks = -(-(part.stop - start) // BLOCK)
                 result = cupy.empty((blocks, len(FIELDS)), np.float64)
-                # Bits: CuPy has no bfloat16.
-                mine, theirs = (None if each is None else cupy.asarray(each[part].view(np.uint8))
-                                for each in (got, own))
-                exact = _exact(reference, part)
+                mine, theirs = _bytes(got, part), None if own is None else _bytes(own, part)
+                exact = _bytes(reference, part, np.dtype(np.float64))
                 kernel((blocks,), (THREADS,), (
                     mine, exact, mine if theirs is None else theirs, np.int32(theirs is not None),
                     np.int64(part.stop - start), np.int32(BLOCK), *scalars(types), result))
                 yield cupy.asnumpy(result)
 
+    def compile(self) -> bytes:
+        """The kernels' image.
+
+        Raises:
+            KernelError: the text does not compile.
+        """
+        return default_compiler().image(source(), self._architecture)
+
     def _kernels(self) -> dict[str, cupy.RawKernel]:
-        image = b"" if self._loaded else default_compiler().image(source(), self._architecture)
+        image = b"" if self._loaded else self.compile()
         with TURN:
             if not self._loaded:
                 self._loaded = load_kernels(image, source().kernels, self._device)
             return self._loaded
 
 
-def _exact(reference: Values, part: slice) -> cupy.ndarray:
-    """Elements of a reference on the GPU, where they may be already."""
+def _bytes(values: Values, part: slice, dtype: np.dtype[Any] | None = None) -> cupy.ndarray:
+    """Elements on the GPU, where they may be already, as bytes: CuPy has no bfloat16.  ``dtype``: what those of the
+    host are made of first."""
     import cupy
 
-    if not isinstance(reference, DeviceArray):
-        return cupy.asarray(reference[part].astype(np.float64, copy=False))
-    size = reference.size * np.dtype(np.float64).itemsize
-    pointer = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(reference.address, size, reference), 0)
-    return cupy.ndarray(reference.size, np.float64, pointer)[part]
+    if not isinstance(values, DeviceArray):
+        return cupy.asarray(values[part].astype(dtype or values.dtype, copy=False).view(np.uint8))
+    width = values.dtype.itemsize
+    pointer = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(values.address, values.size * width, values), 0)
+    return cupy.ndarray(values.size * width, np.uint8, pointer)[width * part.start:width * part.stop]

@@ -134,12 +134,12 @@ def _largest(error: Array) -> float:
     return largest if np.isfinite(largest) else float(error[np.isfinite(error)].max(initial=0.0))
 
 
-Measure = Callable[[Array, Values, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
+Measure = Callable[[Values, Values, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
 """Gives the extents of a kernel's result, in the blocks of ``over_blocks``, from arrays without axes as ``compared``
-has them: the kernel's, the reference, on a GPU perhaps, and the original's own where it is known; and the types."""
+has them: the kernel's and the reference, on a GPU perhaps, and the original's own where it is known; and the types."""
 
 
-def extents(got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+def extents(got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
     """See ``Measure``; by NumPy."""
     return over_blocks(lambda part: Extent.of(got[part], reference[part], None if own is None else own[part], types),
                        got.size)

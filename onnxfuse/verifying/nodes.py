@@ -18,7 +18,7 @@ from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.blocks import pieces, sample
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.comparison import Comparison, Leeway, compared, near, replace_unowed
-from onnxfuse.verifying.device_arrays import DeviceArray, Values
+from onnxfuse.verifying.device_arrays import DeviceArray, Values, on_host
 from onnxfuse.verifying.feeds import Feeds, edges
 from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
@@ -240,7 +240,7 @@ class _Case:
         """Of the longest sum of the inputs."""
         return lengths(self.arrays, self.first)
 
-    def compared(self, place: int, got: Array) -> Comparison:
+    def compared(self, place: int, got: Values) -> Comparison:
         """The comparison of one output."""
         even = self.feeds.even and got.shape == self.first[place].shape and not self._is_quick(place, got)
         chosen = sample(got.size) if even else None
@@ -251,19 +251,19 @@ class _Case:
                 return replace(comparison, where=tuple(int(axis) for axis in where))
         return self._judged(place, got, None)
 
-    def _is_quick(self, place: int, got: Array) -> bool:
+    def _is_quick(self, place: int, got: Values) -> bool:
         """Whether the runner looks at all elements, where a sample would do, sooner than at that."""
         return (got.size <= self.runner.most and self._on_device is not None
                 and self.reference.precision[place].arithmetic is not None)
 
-    def _judged(self, place: int, got: Array, chosen: Array | None) -> Comparison:
+    def _judged(self, place: int, got: Values, chosen: Array | None) -> Comparison:
         """That of some elements.  What agrees with the device's reference passes; of all else the CPU's decides."""
         looked = self._looked(place, got, chosen)
         if looked is not None and looked.passed:
             return looked
         return self._compared(place, got, chosen)
 
-    def _looked(self, place: int, got: Array, chosen: Array | None) -> Comparison | None:
+    def _looked(self, place: int, got: Values, chosen: Array | None) -> Comparison | None:
         """The first look at the same elements; None where there is none.  The original's own result does not widen it:
         against a reference that were wrong itself it would be far off, and let any kernel pass."""
         if self._on_device is None or not got.ndim:
@@ -279,7 +279,7 @@ class _Case:
     def _leeway(self, place: int) -> Leeway:
         return Leeway(self.length if self.reference.precision[place].reduces else 1)
 
-    def _owed(self, place: int, got: Array) -> Array:
+    def _owed(self, place: int, got: Values) -> Values:
         """A result with the reference's numbers where nothing is owed: infinity times products that are one in the
         kernel is infinite, and may be no number in the nodes, which multiply it by one after the other.  Where they
         give infinity all that they add up has one sign, as in the kernel, and NaN is NaN in both."""
@@ -288,40 +288,41 @@ class _Case:
             return got
         other = self.reference.bounded(self.arrays)[place]
         same = np.equal(wanted, other) | (np.isnan(wanted) & np.isnan(other)) | np.isinf(wanted)
-        return np.where(same, got, wanted.astype(got.dtype))
+        return np.where(same, on_host(got), wanted.astype(got.dtype))
 
-    def _compared(self, place: int, got: Array, chosen: Array | None) -> Comparison:
+    def _compared(self, place: int, got: Values, chosen: Array | None) -> Comparison:
         """The same with references of the CPU, which are made as far as that needs them."""
 
         def taken(array: Array) -> Array:
             return _taken(array, chosen)
 
         reference, arrays = self.reference, self.arrays
-        got, wanted = taken(self._owed(place, got)), taken(self.wanted[place])
+        made, wanted = _taken(self._owed(place, got), chosen), taken(self.wanted[place])
         precision = reference.precision[place]
-        sides, mine = [wanted], got
+        sides = [wanted]
         types, leeway, measure = self._types(place), self._leeway(place), self.runner.measure
-        comparison = compared(got, sides, None, types, leeway, measure)
+        comparison = compared(made, sides, None, types, leeway, measure)
         if comparison.passed:
             return comparison
+        ours = mine = on_host(made)
         for results in self._owns():
             own = taken(results[place])
-            comparison = compared(got, sides, own, types, leeway, measure)
+            comparison = compared(ours, sides, own, types, leeway, measure)
             if comparison.passed:
                 return comparison
         if (rounded := reference.rounded(arrays)) is not None:
             own = taken(rounded[place])
-            comparison = compared(got, sides, own, types, leeway)
+            comparison = compared(ours, sides, own, types, leeway)
         if not comparison.passed and precision.decides:
             sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
-            comparison = compared(got, sides, own, types, leeway)
+            comparison = compared(ours, sides, own, types, leeway)
         if not comparison.passed and precision.reduces:
             sides += [taken(entry[place]) for entry in reference.hidden(arrays)]
-            comparison = compared(got, sides, own, types, leeway)
+            comparison = compared(ours, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and not np.isfinite(own).all():
             single = taken(reference.single(arrays)[place])
             leeway = replace(leeway, nearness=near(single, wanted, own))
-            mine = replace_unowed(got, single, wanted, own)
+            mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
             moved = moves(wanted, [taken(each[place]) for each in reference.wavering(arrays, self.length)])

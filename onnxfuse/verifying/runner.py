@@ -16,10 +16,11 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import KernelError, OnnxfuseError, VerificationError
 from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
+from onnxfuse.measuring.machine import Memory, find_machine
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.choices import chosen
-from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values
+from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values, on_host
 from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
@@ -60,14 +61,18 @@ class KernelRunner(Protocol):
         then."""
         ...
 
+    def begin(self) -> None:
+        """Called where there is time before there is a model."""
+        ...
+
     def prepare(self, model: onnx.ModelProto) -> None:
         """Called once before a model's nodes are run, in a thread of its own perhaps, which may not have ended when the
         first of them are; a kernel that cannot be had is no error yet."""
         ...
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
-               variant: int | None) -> list[Array]:
-        """The outputs of a node's kernel.
+               variant: int | None) -> Sequence[Values]:
+        """The outputs of a node's kernel, left on its device where results are compared there.
 
         Args:
             node: of ``model``.
@@ -100,7 +105,7 @@ class KernelRunner(Protocol):
         """Hold nothing for the next call of ``exact``."""
         ...
 
-    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]
                 ) -> Sequence[Extent]:
         """An ``extents.Measure``."""
         ...
@@ -160,8 +165,13 @@ class CudaRunner:
         """See ``KernelRunner``."""
         return needed <= self._references.free_bytes() // SHARE
 
+    def begin(self) -> None:
+        """Compile what looks at large results."""
+        with suppress(KernelError):  # NumPy looks at them then
+            self._extents.compile()
+
     def prepare(self, model: onnx.ModelProto) -> None:
-        """Compile the model's distinct kernels in parallel, and those that look at large results, into the cache that
+        """Compile the model's distinct kernels in parallel, and what looks at large results, into the cache that
         sessions look into."""
         from onnxfuse.runtime.compile import default_compiler
         from onnxfuse.runtime.nodes import kernel_sources
@@ -171,7 +181,7 @@ class CudaRunner:
             default_compiler().images([*kernel_sources(model, architecture), source()], architecture)
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
-               variant: int | None) -> list[Array]:
+               variant: int | None) -> Sequence[Values]:
         """See ``KernelRunner``; outputs are poisoned before the run where their shape is known and type allows."""
         plan, given = chosen(node, feeds, variant)
         kinds = {name: element_type(array) for name, array in given.items()}
@@ -202,7 +212,8 @@ class CudaRunner:
         kinds = {info.name: info.type.tensor_type.elem_type for info in body.graph.input}
         session = self._bodies(body.SerializeToString(deterministic=True))
         outputs = [info.type.tensor_type.elem_type for info in body.graph.output]
-        return self._run(session, {name: feeds[name] for name in kinds}, kinds, outputs, None)
+        taken = {name: feeds[name] for name in kinds}
+        return [on_host(each) for each in self._run(session, taken, kinds, outputs, None)]
 
     def exact(self, node: FusedNode, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[DeviceArray] | None:
         """See ``KernelRunner``."""
@@ -240,7 +251,7 @@ class CudaRunner:
     def _kinds(self) -> dict[Kind, bool]:
         return {}
 
-    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``KernelRunner``."""
         return self._extents(got, reference, own, types)
 
@@ -269,8 +280,8 @@ class CudaRunner:
             raise KernelError(f"the original nodes do not run on the GPU: {error}") from error
 
     def _run(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
-             shapes: Sequence[tuple[int, ...]] | None) -> list[Array]:
-        """Copy there, run and copy back.
+             shapes: Sequence[tuple[int, ...]] | None) -> list[Values]:
+        """Copy there and run; results stay there, but for those of types that ONNX Runtime has no arrays of.
 
         Raises:
             KernelError: the run fails.
@@ -280,7 +291,7 @@ class CudaRunner:
         try:
             binding = self._bound(session, feeds, kinds, outputs, shapes, kept)
             with TURN:
-                results = self._in_turn(session, binding)
+                results = self._in_turn(session, binding, outputs)
         except MemoryError as error:  # the host's, which is no fault of a kernel
             raise OutOfMemoryError from error
         except OnnxfuseError:
@@ -288,20 +299,31 @@ class CudaRunner:
         except Exception as error:  # ONNX Runtime has an exception type per status
             self._check_turn()
             raise KernelError(f"a run failed: {error}") from error
-        return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
+        return results
 
-    def _in_turn(self, session: Any, binding: Any) -> list[Array]:
-        """Run and copy back while nothing else runs."""
+    def _in_turn(self, session: Any, binding: Any, kinds: Sequence[int]) -> list[Values]:
+        """Run while nothing else runs."""
         self._check_turn()
         try:
             session.run_with_iobinding(binding)
-            results = [value.numpy() for value in binding.get_outputs()]
-            return results if self.memory != "cpu" else [array.copy() for array in results]
+            binding.synchronize_outputs()
+            return [self._result(value, kind) for value, kind in zip(binding.get_outputs(), kinds, strict=True)]
         except MemoryError:
             raise
         except Exception as error:
             self._ended = not self.alive()
             raise KernelError(f"a run failed: {error}") from error
+
+    def _result(self, value: Any, kind: int) -> Values:
+        """An output; on the host where it is there, or is of another type than the kernel's."""
+        dtype, shape = array_type(kind), tuple(value.shape())
+        if self.memory != "cpu" and value.element_type() == kind and 0 not in shape:
+            return DeviceArray(value, self._memory, value.data_ptr(), shape, dtype)
+        return value.numpy().astype(dtype, copy=self.memory == "cpu")  # type: ignore[no-any-return]
+
+    @cached_property
+    def _memory(self) -> Memory:
+        return find_machine(self.device).memory()
 
     def _check_turn(self) -> None:
         """See, between turns, whether a kernel or the original's nodes have ended the device.
