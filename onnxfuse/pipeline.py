@@ -32,7 +32,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import fold, is_optimised, rewrite, separate
-from onnxfuse.rules import load_rules
+from onnxfuse.rules import RuleSet, load_rules
 from onnxfuse.runtime.processes import compiler_pool
 from onnxfuse.schedules import named
 from onnxfuse.verifying import CudaRunner
@@ -136,12 +136,18 @@ def optimise(
     """
     options = options or Options()
     tell("reading", 0, 0)
-    loaded = load(source)
+    with seldom(), compiler_pool(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
+        if options.verify or options.target is None:
+            starting.submit(present_gpus)  # a driver takes a third of a second to start
+        rules = starting.submit(load_rules, [rules_folder(), *options.rules], options.disable)
+        return _optimised(load(source), rules, options, tell, starting)
+
+
+def _optimised(loaded: LoadedModel, rules: Future[RuleSet], options: Options, tell: Tell, starting: Executor
+               ) -> Optimised:
+    """``optimise`` of a model that was read."""
     try:
-        with seldom(), compiler_pool(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
-            if options.verify or options.target is None:
-                starting.submit(present_gpus)  # a driver takes a third of a second to start
-            return _Optimisation.of(loaded, options, tell, starting).result()
+        return _Optimisation.of(loaded, rules.result(), options, tell, starting).result()
     except OnnxfuseError:
         raise
     except Exception:
@@ -165,9 +171,8 @@ class _Optimisation:
     assumed: bool
 
     @staticmethod
-    def of(loaded: LoadedModel, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
+    def of(loaded: LoadedModel, rules: RuleSet, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
         """Begin it; ``starting``: where compilers and drivers may start meanwhile."""
-        rules = load_rules([rules_folder(), *options.rules], options.disable)
         tell("planning", 0, 0)
         folds = not is_optimised(loaded.proto) and SHAPE_ARITHMETIC not in rules.disabled
         folded = fold(loaded) if folds else loaded

@@ -16,7 +16,7 @@ from onnxfuse.errors import KernelError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.rewriting import FusedNode, Rewritten, planned_form
+from onnxfuse.rewriting import FusedNode, Rewritten
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
@@ -83,19 +83,18 @@ class Kernels:
     notes: list[str]
     step: Progress
 
-    def verified(self, pair: tuple[Slim, Slim], runs: Sequence[Run], inner: Sequence[Mapping[str, Array]]
+    def verified(self, planned: LoadedModel, original: Slim, runs: Sequence[Run], inner: Sequence[Mapping[str, Array]]
                  ) -> tuple[NodeResult, ...]:
         """Every kernel against the nodes that it replaced, on what they read in the runs.
 
         Args:
-            pair: the original and the fused model, as they were compared; inner: values of each run that are known.
+            planned: the ``planned_form`` of the model; original: as it was compared.
+            inner: values of each run that are known.
         """
-        original, loaded, model = pair[0], self.subject.loaded, self.subject.rewritten.model
-        planned = planned_form(loaded, model)
         with ExitStack() as stack:
             # Its weights are written to a file once more, which nobody reads where the runs gave all that nodes read.
-            source = cache(lambda: original if planned is loaded else stack.enter_context(
-                sharing(planned, model, original.bounds))[0])
+            source = cache(lambda: original if planned is self.subject.loaded else stack.enter_context(
+                sharing(planned, self.subject.rewritten.model, original.bounds))[0])
             return self._nodes(Planned(planned, source, original.bounds), runs, inner)
 
     def begin(self, pool: ThreadPoolExecutor, pair: tuple[Slim, Slim], runs: Sequence[Run]) -> Future[Begun] | None:

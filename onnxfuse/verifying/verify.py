@@ -98,8 +98,8 @@ def verify(subject: Verifiable, runner: KernelRunner | None = None, inputs: Inpu
             if runner is not None and nodes:
                 kernels = Kernels(subject, nodes, runner, bool(work.sets), compared.providers, notes, step)
                 begun = kernels.begin(beside, (original, fused), runs)
-                results = kernels.verified((original, fused), runs, compared.inner)
-                preparing.result()
+                results = kernels.verified(preparing.planned.result(), original, runs, compared.inner)
+                preparing.kernels.result()
                 if all(result.verdict != "failed" for result in results):
                     device = kernels.on_device((original, fused), runs, allowed.kernels, begun)
             first = "" if compared.apart is None else first_apart(

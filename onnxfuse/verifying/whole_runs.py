@@ -7,17 +7,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
+from onnxfuse.graph import LoadedModel
 from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.processors import processors
 from onnxfuse.provider.words import is_lacking
-from onnxfuse.rewriting import FusedNode
+from onnxfuse.rewriting import FusedNode, planned_form
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.capture import GROUP_BYTES, read_first
 from onnxfuse.verifying.closeness import EXACT, Closeness
@@ -40,6 +41,7 @@ from onnxfuse.verifying.whole import Compared, Whole, checker_message, keep_wors
 from onnxfuse.wording import option
 
 Array = NDArray[Any]
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -87,6 +89,14 @@ _TRIED_FIRST = (
     "Small odd sizes were tried",
 )
 """What notes say of the runs of which a first choice failed."""
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """What is under way beside a comparison: the model whose values fused nodes read, and the runner's compilation."""
+
+    planned: Future[LoadedModel]
+    kernels: Future[None]
 
 
 @dataclass
@@ -218,18 +228,18 @@ class WholeRuns:
                               f"what differs; give real ones, {option('inputs')}.")
         return chosen
 
-    def preparing(self, pool: ThreadPoolExecutor, bounds: Bounds) -> Future[None]:
-        """Have the runner compile what it will run: beside the first runs, where they leave memory for that, and the
-        first nodes, which wait for their own kernels."""
+    def preparing(self, pool: ThreadPoolExecutor, bounds: Bounds) -> Preparing:
+        """Have the model made that gives what nodes read, and the runner compile what it will run: beside the first
+        runs, where they leave memory for that, and the compiler beside the first nodes, which wait for their own
+        kernels."""
         runner, model = self.runner, self.subject.rewritten.model
+        if runner is None or not self.fused:
+            return Preparing(_done(self.subject.loaded), _done(None))
         ledger = self._first_ledger
-        if runner is not None and self.fused and ledger is not None and bounds.holds(ledger, 2, 3 * GROUP_BYTES):
-            return pool.submit(runner.prepare, model)
-        done: Future[None] = Future()
-        if runner is not None and self.fused:
-            runner.prepare(model)
-        done.set_result(None)
-        return done
+        if ledger is not None and bounds.holds(ledger, 2, 3 * GROUP_BYTES):
+            return Preparing(pool.submit(planned_form, self.subject.loaded, model), pool.submit(runner.prepare, model))
+        runner.prepare(model)
+        return Preparing(_done(planned_form(self.subject.loaded, model)), _done(None))
 
     @cached_property
     def _first_ledger(self) -> Ledger | None:
@@ -280,6 +290,12 @@ class WholeRuns:
         if number == 1:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+
+
+def _done(result: Made) -> Future[Made]:
+    done: Future[Made] = Future()
+    done.set_result(result)
+    return done
 
 
 def _bytes(held: Iterable[Mapping[str, Array]]) -> int:
