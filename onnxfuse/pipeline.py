@@ -200,7 +200,7 @@ class _Optimisation:
             return replace(optimised, first_run=None, foreseen=None)
 
     def _first_run(self) -> AbstractContextManager[FirstRun | None]:
-        """The run of the original that verification begins with, made while it is planned; with biases of products as
+        """The runs of the original that verification begins with, made while it is planned; with biases of products as
         they will be if all find a place."""
         options = self.options
         if not options.verify or options.inputs:
@@ -208,7 +208,7 @@ class _Optimisation:
         biases, _ = self.forming.separable(self.form, options.objective.least_gain)
         apart = {name: bias for name, bias in biases.items() if not bias.stored}
         return first_run(self.loaded, lambda slim: separate(slim, apart), self.form.costs.ledger,
-                         Bounds.of(options.verify_seconds))
+                         Bounds.of(options.verify_seconds), self.runner)
 
     def _chosen(self, first: FirstRun | None, stack: ExitStack
                 ) -> tuple[Form, Plan, tuple[str, ...], Foreseeing | None]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event, current_thread
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from cli_models import parse
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from test_verifying_beside import table
+from test_verifying_beside import OnDevice, table
 
 from onnxfuse import pipeline
 from onnxfuse.errors import VerificationError
@@ -28,7 +29,7 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.verifying import first_run as first
-from onnxfuse.verifying import sharing, whole
+from onnxfuse.verifying import kernels, sharing, whole
 from onnxfuse.verifying.bounds import Bounds, BoundSession, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES
 from onnxfuse.verifying.first_run import FirstRun, first_run
@@ -158,6 +159,46 @@ def test_another_model_does_not_have_its_results(begun: list[FirstRun]) -> None:
         assert outputs is not None and outputs[1][0].shape == (16, 64) and isinstance(run.session(own), BoundSession)
         assert run.outputs(recipe, stranger) is None and run.session(stranger) is None
         assert run.outputs(next(iter(first_recipes(Ledger(at.graph, {"n": 8})))), own) is None
+
+
+def started(runner: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(runner)
+    return future
+
+
+@pytest.mark.parametrize("text", [PLAIN, PLAIN.replace("MatMul(x, w)", "MatMul(w, x)")], ids=["runs", "fails"])
+def test_the_device_runs_what_the_cpu_ran(text: str, begun: list[FirstRun]) -> None:
+    """That model and that run alone, and nothing that the CPU refuses, where there is room."""
+    (_, at), given = ledger(parse(PLAIN), n=16), from_proto(parse(text))
+    runner, short = OnDevice(), OnDevice(room=0)
+    futures = started(runner), started(short), started(None), None
+    for there, has in zip(futures, (text == PLAIN, False, False, False), strict=True):
+        with first_run(given, lambda slim: slim, at, Bounds(), there) as run:
+            assert run is not None
+            own, stranger = (run.weights.slim(parse(each), None) for each in (text, PLAIN.replace("Neg", "Abs")))
+            found = run.on_device(own, [run.run])
+            assert (found is not None) == has
+            if found is not None:
+                outputs = run.outputs(run.recipe, own)
+                assert outputs is not None and np.array_equal(found[0][0], outputs[1][0])
+                assert run.on_device(stranger, [run.run]) is None and run.on_device(own, [replace(run.run)]) is None
+                assert run.on_device(own, [run.run, run.run]) is None
+    assert [each.asked > 0 for each in (runner, short)] == [text == PLAIN] * 2
+
+
+def test_the_device_does_not_run_it_again(begun: list[FirstRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is found is what is found without that."""
+    runs: list[Any] = []
+    real = kernels.results_on_device
+    monkeypatch.setattr(kernels, "CUDA", "CPUExecutionProvider")
+    monkeypatch.setattr(kernels, "results_on_device", lambda *given: (runs.append(given), real(*given))[1])
+    monkeypatch.setattr("onnxfuse.delivery.find_runner", lambda **_: OnDevice())
+    result = fused(parse(BIASED)).verification
+    assert result is not None and result.passed and [entry.output for entry in result.whole.device] == ["y"]
+    assert begun and not runs
+    monkeypatch.setattr(first, "BESIDE_FLOPS", 10**12)
+    assert fused(parse(BIASED)).verification == result and len(runs) == 1
 
 
 def endless(begun: list[FirstRun], monkeypatch: pytest.MonkeyPatch) -> tuple[LoadedModel, Ledger]:

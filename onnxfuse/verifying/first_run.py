@@ -1,11 +1,12 @@
-"""The original's first run on the CPU, made beside planning: verification begins with it, and it needs no plan.
+"""The original's first runs, on the CPU and on the GPU, made beside planning: verification begins with them, and they
+need no plan.
 
-Planning takes one processor.  The others would wait for it, and it would wait for them afterwards.
+Planning takes one processor.  The others and the GPU would wait for it, and it would wait for them afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +19,9 @@ from onnxfuse.errors import ModelError, VerificationError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.processors import processors
-from onnxfuse.verifying.bounds import Bounds, BoundSession, UntilEnded
+from onnxfuse.verifying.bounds import Bounds, BoundSession, UntilEnded, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES, run_model
+from onnxfuse.verifying.runner import CudaRunner
 from onnxfuse.verifying.runs import Recipe, Run, first_recipes
 from onnxfuse.verifying.sharing import Slim, Weights, sharing, weight_bytes
 
@@ -29,7 +31,7 @@ BESIDE_FLOPS = 10**8
 
 @dataclass(frozen=True)
 class _Made:
-    model: onnx.ModelProto
+    slim: Slim
     session: BoundSession
     outputs: list[Any]
 
@@ -49,6 +51,7 @@ class FirstRun:
     ledger: Ledger
     _original: Future[Slim]
     _made: Future[_Made | None]
+    _on_device: Future[list[Any] | None]
 
     def outputs(self, recipe: Recipe, slim: Slim) -> tuple[Run, list[Any]] | None:
         """The run and its outputs, where it was of this model, by this recipe, and the model took its inputs.
@@ -58,6 +61,25 @@ class FirstRun:
         """
         made = self._of(slim) if recipe == self.recipe else None
         return None if made is None else (self.run, made.outputs)
+
+    def on_device(self, slim: Slim, runs: Sequence[Run]) -> list[list[Any]] | None:
+        """The outputs in some runs on the runner's device, where there is one, of this model and in this run alone.
+
+        Raises:
+            OutOfTimeError: as ``outputs``.
+        """
+        if self._of(slim) is None or len(runs) != 1 or runs[0] is not self.run:
+            return None
+        found = slim.bounds.result(self._on_device)
+        return None if found is None else [found]
+
+    def wait(self, bounds: Bounds) -> None:
+        """Until nothing of it runs.
+
+        Raises:
+            OutOfTimeError: it takes longer than there is time.
+        """
+        bounds.result(self._on_device)
 
     def session(self, slim: Slim) -> BoundSession | None:
         """A model's session, where the run was of this model, and the model took its inputs.
@@ -75,7 +97,7 @@ class FirstRun:
 
     def _of(self, slim: Slim) -> _Made | None:
         made = slim.bounds.result(self._made)
-        return made if made is not None and made.model == slim.model else None
+        return made if made is not None and made.slim.model == slim.model else None
 
 
 @contextmanager
@@ -91,7 +113,7 @@ def sharing_first(first: FirstRun | None, loaded: LoadedModel, fused: onnx.Model
 
 @contextmanager
 def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.ModelProto], ledger: Ledger,
-              bounds: Bounds) -> Iterator[FirstRun | None]:
+              bounds: Bounds, runner: Future[CudaRunner | None] | None = None) -> Iterator[FirstRun | None]:
     """Begin it, where that is worth a thread and it fits into memory beside what else there is; it is ended with the
     context.
 
@@ -99,6 +121,7 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
         spelled: gives the original, weights in files, in the form that the fused model will be compared with, as far as
             that is known.
         ledger: of the original at the sizes that are planned for.
+        runner: what will run kernels.
     """
     # Beside it is what planning holds, and what a session may copy.
     found = _worth_it(ledger, bounds, 3 * GROUP_BYTES + weight_bytes(loaded.proto))
@@ -110,7 +133,10 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
     with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
         try:
             original = pool.submit(weights.slim, loaded.proto, loaded.folder, until)
-            yield FirstRun(weights, recipe, run, at, original, pool.submit(_run, original, spelled, run))
+            made = pool.submit(_run, original, spelled, run)
+            needed = run_bytes(at) + weight_bytes(loaded.proto)
+            yield FirstRun(weights, recipe, run, at, original, made,
+                           pool.submit(_run_on_device, made, runner, needed, run))
         finally:
             until.end()
 
@@ -136,6 +162,19 @@ def _run(original: Future[Slim], spelled: Callable[[onnx.ModelProto], onnx.Model
         own = original.result()
         slim = own.of(spelled(own.model))
         session = slim.session()
-        return _Made(slim.model, session, run_model(session, slim.model, run))
+        return _Made(slim, session, run_model(session, slim.model, run))
+    except (VerificationError, MemoryError):
+        return None
+
+
+def _run_on_device(made: Future[_Made | None], runner: Future[CudaRunner | None] | None, needed: int, run: Run
+                   ) -> list[Any] | None:
+    """None where the CPU did not run it, as what does not fit the model may end a device, or there is no device, or it
+    has no room for that: verification tries it in its turn."""
+    known, there = made.result(), None if runner is None else runner.result()
+    if known is None or there is None or not there.has_room(needed):
+        return None
+    try:
+        return run_model(known.slim.session(there.providers), known.slim.model, run)
     except (VerificationError, MemoryError):
         return None

@@ -108,7 +108,7 @@ class Kernels:
         return pool.submit(self._begun, *pair, runs)
 
     def _begun(self, original: Slim, fused: Slim, runs: Sequence[Run]) -> Begun:
-        wanted = results_on_device(original, runs, self.runner.providers)
+        wanted = self._wanted(original, runs)
         try:
             return Begun(wanted, fused.fused_session(self.runner.providers))
         except Exception:  # it is tried again behind the kernels, and told of then
@@ -126,13 +126,23 @@ class Kernels:
                 done = begun.result()
         try:
             if done is None:
-                done = Begun(results_on_device(original, runs, self.runner.providers))
+                done = Begun(self._wanted(original, runs))
             return on_device(done, fused, runs, self.runner.providers, closeness)
         except (VerificationError, KernelError) as error:
             self.notes.append(f"The whole model was not run with kernels: {error.message}")
         except MemoryError:
             self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
         return ()
+
+    def _wanted(self, original: Slim, runs: Sequence[Run]) -> Sequence[Sequence[Any]]:
+        """The original's outputs on the device, as they came beside planning if they did.
+
+        Raises:
+            VerificationError: a run fails.
+        """
+        first = self.subject.first_run
+        known = None if first is None else first.on_device(original, runs)
+        return known or results_on_device(original, runs, self.runner.providers)
 
     def _shown(self, runs: Sequence[Run]) -> Sequence[Run]:
         """Of these, those in which the whole model runs with kernels."""

@@ -119,6 +119,8 @@ def _compared(work: WholeRuns, begun: Foreseeing | None, pair: tuple[Slim, Slim]
         if seen is not None:
             work.notes += seen.notes
             return seen.message, seen.compared
+        if work.subject.first_run is not None:
+            work.subject.first_run.wait(fused.bounds)  # what is compared has a limit of memory, and a driver may not
     return work.checked(), work.first_that_runs(original, fused)
 
 
