@@ -1,11 +1,12 @@
 """What `onnxfuse optimize` takes, verification included, and what of that.
 
-    python benchmarks/optimising.py [--rows bert,vit] [--models FOLDER] [--quick] [--dry-run]
+    python benchmarks/optimising.py [--rows bert,vit] [--models FOLDER] [--quick] [--jobs N] [--dry-run]
 
 Each model is read, optimised and written in a process of its own, with an empty kernel cache, then with the cache that
 this left, then with that and without verification; with ``--quick`` the first way alone.  No database, and no
 measurement: their time is an option's.  At most 15 s are allowed for a row of the zoo with an empty cache, 20 s for a
-file of ``--models``, such as those that `make test-models` fetches.
+file of ``--models``, such as those that `make test-models` fetches; several beside one another (``--jobs``) take longer
+than each alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,6 +98,24 @@ def measure(subject: Subject, folder: str, target: str | None, quick: bool) -> d
         return {way: apart(optimised, subject, cache, target, way != WAYS[-1]) for way in WAYS[:1 if quick else None]}
 
 
+def measured(subjects: Iterable[Subject], folder: str, target: str | None, how: tuple[bool, int]
+             ) -> tuple[list[tuple[Subject, dict[str, Taken]]], list[str]]:
+    """All models in their order, and what went wrong; ``how``: whether the first way alone, and how many at a time."""
+    quick, jobs = how
+    found: list[tuple[Subject, dict[str, Taken]]] = []
+    errors: list[str] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for subject, future in [(each, pool.submit(measure, each, folder, target, quick)) for each in subjects]:
+            try:
+                found.append((subject, future.result()))
+            except ApartError as error:
+                errors.append(f"{subject.name}: {str(error).strip().splitlines()[-1]}")
+                click.echo(f"  {errors[-1]}", err=True)
+            else:
+                click.echo(f"  {subject.name}: {found[-1][1][WAYS[0]].seconds:.1f} s", err=True)
+    return found, errors
+
+
 def show(found: Sequence[tuple[Subject, dict[str, Taken]]], errors: Sequence[str]) -> str:
     """The table."""
     rows = [[
@@ -114,23 +134,15 @@ def show(found: Sequence[tuple[Subject, dict[str, Taken]]], errors: Sequence[str
               help="All models in a folder, at the sizes that are assumed for them, in place of the zoo.")
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
 @click.option("--quick", is_flag=True, help="With an empty kernel cache alone.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Models at a time.  [default: 1]")
 @click.option("--dry-run", is_flag=True, help="Where there is no GPU: kernels are not run, and no bar counts.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
               help="Folder for the results; benchmarks/results by default.")
-def main(names: str | None, models: Path | None, target: str | None, quick: bool, dry_run: bool, out: Path) -> None:
+def main(names: str | None, models: Path | None, target: str | None, quick: bool, jobs: int, dry_run: bool, out: Path
+         ) -> None:
     where: Environment = apart(environment) if dry_run else measured_on("--dry-run")
-    found: list[tuple[Subject, dict[str, Taken]]] = []
-    errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="onnxfuse-optimising-") as folder:
-        for subject in subjects(names, models, folder):
-            try:
-                taken = measure(subject, folder, target or where.gpu, quick)
-            except ApartError as error:
-                errors.append(f"{subject.name}: {str(error).strip().splitlines()[-1]}")
-                click.echo(f"  {errors[-1]}", err=True)
-                continue
-            found.append((subject, taken))
-            click.echo(f"  {subject.name}: {taken[WAYS[0]].seconds:.1f} s", err=True)
+        found, errors = measured(subjects(names, models, folder), folder, target or where.gpu, (quick, jobs))
     text = show(found, errors)
     click.echo(text)
     if found:
