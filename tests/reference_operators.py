@@ -401,6 +401,15 @@ def _quantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Arr
     return np.clip(steps, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
 
 
+def _dynamic_quantize(attributes: Mapping, opset: int, x: Array) -> tuple[Array, Array, Array]:
+    """In float32, as the standard has it: a scale that is rounded to it puts other numbers on the sides of ties."""
+    x = x.astype(np.float32)
+    least, most = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    scale = (most - least) / np.float32(255) if most != least else np.float32(1)
+    zero = np.clip(np.rint(-least / scale), 0, 255)
+    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8), np.asarray(scale), zero.astype(np.uint8)
+
+
 def _dequantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
     return (x.astype(np.float64) - (0 if zero is None else _along(attributes, x, zero))) * _along(attributes, x, scale)
 
@@ -449,6 +458,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "MaxPool"): _pool("max"),
     ("", "AveragePool"): _pool("average"),
     ("", "QuantizeLinear"): _quantize,
+    ("", "DynamicQuantizeLinear"): _dynamic_quantize,
     ("", "DequantizeLinear"): _dequantize,
     (MICROSOFT, "QuantizeLinear"): _quantize,
     (MICROSOFT, "DequantizeLinear"): _dequantize,

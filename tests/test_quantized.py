@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 import pytest
 import quantized_models
+from cli_models import parse
 from emulated import EmulatedRunner
 from emulator import Emulator
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from quantized_models import Writer
 from rewriting_models import run, same_bits
 
@@ -197,3 +198,47 @@ def test_vectors_are_what_their_quotients_are() -> None:
     np.testing.assert_array_equal(numbers[0], np.clip(wanted + 3, -128, 127))
     np.testing.assert_array_equal(high, np.clip(wanted + 250, 0, 255))
     np.testing.assert_array_equal(pairs, numbers[0].reshape(-1, 4)[:, [0, 3]])
+
+
+DYNAMIC = """g (float[n, 64] x) => (float[n, 32] y, float s) {
+  t = Tanh(x) q, s, z = DynamicQuantizeLinear(t) p = MatMulInteger(q, w, z) f = Cast <to = 1> (p) r = Mul(s, step)
+  d = Mul(f, r) e = Add(d, b) y = Relu(e) }"""
+"""As ONNX Runtime's dynamic quantisation leaves a layer."""
+
+
+def dynamic() -> onnx.ModelProto:
+    model = parse(DYNAMIC)
+    random = np.random.default_rng(0)
+    for name, array in (("w", random.integers(-127, 128, (64, 32)).astype(np.int8)), ("step", np.float32(0.01)),
+                        ("b", random.standard_normal(32).astype(np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 33, 4097])
+def test_layers_that_quantise_what_comes(rows: int) -> None:
+    """The runtime has no kernel on the GPU that finds a range and quantises by it; here is one, with what is before."""
+    made = optimise(dynamic(), Options(verify=False, target="H100", dims={"n": rows}, database=False))
+    fused = [[node.op for node in region.nodes] for region in made.regions]
+    assert fused == [["Tanh", "DynamicQuantizeLinear", "Mul"], ["Cast", "Mul", "Add", "Relu"]]
+    result = verify(made, EmulatedRunner())
+    assert result.passed and result.kernels_run, result.text()
+
+
+@pytest.mark.parametrize("values, wanted", [
+    ([0.0, -0.0, 0.0], ([0, 0, 0], 1.0, 0)),
+    ([1.0, 255.0, 128.5], ([1, 255, 128], 1.0, 0)),
+    ([-255.0, -1.0, -128.0], ([0, 254, 127], 1.0, 255)),
+    ([-1.0, 254.0, 0.5], ([0, 255, 1], 1.0, 1)),
+    ([float("nan"), 1.0, -1.0], ([0, 0, 0], float("nan"), 0)),
+    ([float("inf"), 1.0, -1.0], ([0, 0, 0], float("inf"), 0)),
+    ([3e38, -3e38, 0.0], ([0, 0, 0], float("inf"), 0)),
+])
+def test_what_quantising_by_the_range_owes(values: list[float], wanted: tuple[list[int], float, int]) -> None:
+    """The standard's function of what is no number; a scale of 1 of zeros, as the CPU provider has it."""
+    text = "g (float[n] x) => (uint8[n] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }"
+    made = optimise(parse(text), Options(verify=False, target="H100", dims={"n": 3}, database=False))
+    (node,) = read_fused(made.model)
+    found = EmulatedRunner().kernel(node, made.model, {"x0": np.array(values, np.float32)}, None)
+    for array, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(array, right)

@@ -13,12 +13,12 @@ from onnx import TensorProto
 from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, wide
+from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, total, wide
 from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, INT32, TYPES
 from onnxfuse.ir.tensors import Fill, Map, Tensor, scalar
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, quantised_by
-from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define, opaque
+from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, RuntimeKernel, define
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255),
@@ -104,6 +104,26 @@ def dequantize(node: Node, context: LoweringContext) -> Tensor:
     return declare(apply("mul", steps, wide(scale)), dtype)
 
 
+def dynamic_quantize(node: Node, context: LoweringContext) -> list[Tensor | None]:
+    """All elements, and the scale and the zero point by which zero and the least and the largest of them are in reach;
+    the scale is 1 where all are zero.
+
+    Source: the standard; of zeros, which it divides by zero, ONNX Runtime's CPU kernel.
+    """
+    source = operand(node, context, 0)
+    if source.dtype != FLOAT:
+        raise context.refuse("unsupported-type", f"{node.op} of {TYPES[source.dtype].name} has no kernel")
+    axes, zero = tuple(range(len(source.shape))), like(0, source)
+    least, most = (apply(bound, total(kind, source, axes), zero)
+                   for kind, bound in (("min", "at_most"), ("max", "at_least")))
+    same = test("eq", most, least)
+    span = apply("div", apply("sub", most, least), like(255, source))
+    scale = apply("where", same, like(1, source), span)
+    point = nearest(apply("neg", apply("steps", least, scale)), None, TensorProto.UINT8)
+    result = nearest(apply("steps", source, scale), point, TensorProto.UINT8)
+    return [result, reshape(scale, ()), reshape(point, ())]
+
+
 def _check_quantized(node: Node, context: LoweringContext, dtype: int, which: str) -> None:
     if dtype not in RANGES:
         raise context.refuse("unsupported-type", f"{node.op} {which} {TYPES[dtype].name} has no kernel")
@@ -143,7 +163,8 @@ for _domain in ("", MICROSOFT):
            arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
     define("DequantizeLinear", domain=_domain, kind=POINTWISE, types=dequantize_types, lowering=dequantize,
            arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
-opaque("DynamicQuantizeLinear", types=dynamic_quantize_types, host=(), random=False)
+define("DynamicQuantizeLinear", kind=REDUCTION, types=dynamic_quantize_types, lowering=dynamic_quantize,
+       arithmetic=per_input(4), host=(), runtime=RuntimeKernel.FUNCTION)
 define("QLinearAdd", "QLinearMul", domain=MICROSOFT, kind=POINTWISE, types=quantised_binary_types, lowering=None,
        arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
 define("QLinearSigmoid", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=None, arithmetic=per_output(ELEMENTARY),

@@ -35,6 +35,7 @@ from onnxfuse.provider.kernels import (
     held_seconds,
     overwrites,
     runtime_efficiency,
+    small_kernels,
 )
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
@@ -186,6 +187,7 @@ class CostModel:
                 once = self._summed(node, once, counted)
             bias = biased(nodes)
             added = 0.0 if bias is None else self.bias_seconds(bias)
+            added += small_kernels(nodes) * self.profile.floor_us * 1e-6
             alone = [self._alone[node] for node in nodes if node in self._alone]
             once = alone[0] if alone and len(nodes) == 1 else max([once, *alone]) + added
             self._seconds[nodes] = once * self.ledger.executions(nodes)

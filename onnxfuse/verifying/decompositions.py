@@ -14,6 +14,7 @@ must:
     Sign                     0 of NaN
     Clip                     the limits of the declared type where one is absent
     QuantizeLinear           to 8 bits the zero point for NaN
+    DynamicQuantizeLinear    the scale is NaN where an element is, and the zero point 0
     Pow, Div, Mod            of integers: the nearest number that there is, and -1 as a divisor ends no process
     ReduceSum of int64       exact, not in float64
     ReduceSum, ReduceProd    of int32: the nearest number that there is
@@ -24,7 +25,7 @@ must:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto, helper
@@ -291,6 +292,26 @@ def _quantize(site: _Site) -> bool:
     return True
 
 
+def _dynamic_quantize(site: _Site) -> bool:
+    """As the standard has it, in float32; the scale of zeros is 1, as the CPU provider has that."""
+    if site.kind != TensorProto.FLOAT:
+        return False
+    step, value = site.to.step, site.node.input[0]
+    result, scale, point = [*site.node.output, "", ""][:3]
+    zero, nothing = site.number(0.0), site.number(float("nan"))
+    unknown = step("Less", zero, step("ReduceMax", _unknown(site, value), keepdims=0))
+    least, most = (step("Where", unknown, nothing, step(kind, step(f"Reduce{kind}", value, keepdims=0), zero))
+                   for kind in ("Min", "Max"))
+    share = step("Div", step("Sub", most, least), site.number(255.0))
+    scale = step("Where", step("Equal", least, most), site.number(1.0), share, result=scale)
+    place = step("Div", step("Neg", least), scale)
+    known = step("Where", step("IsNaN", place), zero, place)
+    near = step("Round", step("Clip", known, zero, site.number(255.0)))
+    point = step("Cast", near, to=TensorProto.UINT8, result=point)
+    node = helper.make_node("QuantizeLinear", [value, scale, point], [result])
+    return _quantize(replace(site, node=node, target=TensorProto.UINT8))
+
+
 def _power(site: _Site) -> bool:
     if site.kind not in _PLAIN_INTEGERS:
         return False
@@ -385,7 +406,8 @@ _WAYS: Mapping[tuple[str, str], Callable[[_Site], bool]] = {
     ("", "Cast"): _cast, ("", "CastLike"): _cast, ("", "ReduceMax"): _row_known, ("", "ReduceMin"): _row_known,
     ("", "ReduceLogSumExp"): _log_sum_exp, ("", "GlobalMaxPool"): _global_max_pool, ("", "LogSoftmax"): _log_softmax,
     ("", "MaxPool"): _max_pool,
-    ("", "Sign"): _sign, ("", "Clip"): _clip, ("", "QuantizeLinear"): _quantize, ("", "Pow"): _power,
+    ("", "Sign"): _sign, ("", "Clip"): _clip, ("", "QuantizeLinear"): _quantize,
+    ("", "DynamicQuantizeLinear"): _dynamic_quantize, ("", "Pow"): _power,
     ("", "Div"): _divide, ("", "Mod"): _modulo, ("", "ReduceSum"): _sum,
     ("", "ReduceProd"): _saturated, ("", "Erf"): _erf, ("", "PRelu"): _prelu, ("", "BitShift"): _shift,
     ("", "LayerNormalization"): _layer_normalization, ("", "Max"): _extremum, ("", "Min"): _extremum,
