@@ -231,6 +231,16 @@ def quantised(b: Builder, name: str) -> Known | None:
     return b.add("DequantizeLinear", [steps, *operands], x.shape, 256.0, exact=True)
 
 
+@grows("DynamicQuantizeLinear")
+def quantised_by_the_range(b: Builder, name: str) -> Known | None:
+    """As integers: what they stand for is not exact."""
+    x = b.choose(lambda v: v.dtype == FLOAT and v.exact)
+    if x is None or b.kind != FLOAT:
+        return None
+    steps = b.hidden(name, [x], x.shape, int(TensorProto.UINT8), outputs=3)
+    return b.add("Cast", [steps], x.shape, 256.0, exact=True, to=FLOAT)
+
+
 @grows("BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod")
 def integers(b: Builder, name: str) -> Known | None:
     x = b.integer()

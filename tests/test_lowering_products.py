@@ -174,6 +174,31 @@ def test_qlinear_matmul(kind: str, column: str) -> None:
           "{ y = QLinearMatMul(x, xscale, p, w, wscale, q, yscale, o) }", {}, {}, {}, steps=1)
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("column", ["", "6"])
+@pytest.mark.parametrize("more", ["", ", p", ", p, q", ", p, q, c", ", , q, c", ", , , c"])
+def test_integers_to_floats(kind: str, column: str, more: str) -> None:
+    scale, zero = typed("float", column), typed("int8", column)
+    names = {"p": f"{kind} p", "q": f"{zero} q", "c": "float[6] c"}
+    given = "".join(f", {text}" for name, text in names.items() if f" {name}" in more)
+    check(f"g ({kind}[2,4,5] x, int8[5,6] w, float s, {scale} t{given}) => (float[2,4,6] y) "
+          f"{{ y = com.microsoft.MatMulIntegerToFloat(x, w, s, t{more}) }}")
+
+
+@pytest.mark.parametrize("form", ["", "<transA = 1>", "<transB = 1>", "<transA = 1, transB = 1, alpha = 0.5>"])
+@pytest.mark.parametrize("column", ["", "6"])
+@pytest.mark.parametrize("more", ["", ", c", ", c, v, o", ", , v, o"])
+def test_qgemm(form: str, column: str, more: str) -> None:
+    """To floats, and to integers again."""
+    scale, zero = typed("float", column), typed("int8", column)
+    names = {"c": "int32[6] c", "v": "float v", "o": "uint8 o"}
+    given = "".join(f", {text}" for name, text in names.items() if f" {name}" in more)
+    left, right = "5,4" if "transA" in form else "4,5", "6,5" if "transB" in form else "5,6"
+    result, steps = ("uint8", 1) if "v" in more else ("float", 0)
+    check(f"g (uint8[{left}] x, float s, uint8 p, int8[{right}] w, {scale} t, {zero} q{given}) => ({result}[4,6] y) "
+          f"{{ y = com.microsoft.QGemm {form} (x, s, p, w, t, q{more}) }}", {}, {}, steps=steps)
+
+
 def test_a_product_of_integers_without_zero_points_is_of_bytes() -> None:
     """As tensor cores take them; where a zero point is known to be zero too."""
     for zero in ("", "<uint8 z = {0}>"):

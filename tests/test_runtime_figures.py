@@ -9,7 +9,7 @@ import pytest
 from fused_models import KERNELS
 
 from onnxfuse.errors import KernelError
-from onnxfuse.runtime import compile
+from onnxfuse.runtime import compile, processes
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures, from_bytes, read_log, to_bytes
@@ -105,7 +105,8 @@ def test_the_compiler_keeps_no_images_of_its_own(
             self.real.compileProgram(program, arguments)
 
     older = Older(compile.binding())
-    monkeypatch.setattr(compile, "binding", lambda: older)
+    for module in (compile, processes):
+        monkeypatch.setattr(module, "binding", lambda: older)
     assert compile.compile_cubin(KERNELS, "sm_90")[:4] == b"\x7fELF"
     assert ["--no-cache" in arguments for arguments in given] == [alone]
 

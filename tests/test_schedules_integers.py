@@ -61,7 +61,7 @@ def inputs_of(made: Made, sizes: Mapping[str, int], seed: int = 0, *, points: bo
                 found[name] = np.zeros_like(found[name])
         elif name in ("s", "t"):
             found[name] = np.exp2(random.integers(-6, 0, array.shape)).astype(array.dtype)
-        else:
+        elif array.dtype != np.int32:
             found[name] = np.round(array * 64).astype(array.dtype) / 64
     return found
 
@@ -218,7 +218,10 @@ def test_an_operand_that_is_rounded_on_its_way() -> None:
     "g (A[M,64] a, B[64,N] b, A z, float s, float[N] t) => (float[M,N] y) "
     "{ p = MatMulInteger(a, b, z) q = Cast<to = 1>(p) f = Mul(s, t) y = Mul(q, f) }",
     "g (A[M,64] a, B[64,N] b, A z, float s, float[N] t, B[N] u, A o) => (A[M,N] y) <float v = {40.7}> { y = QLinearMatMul(a, s, z, b, t, u, v, o) }",
-], ids=["by rows and columns", "a batch", "scaled", "rounded"])
+    "g (A[M,64] a, B[64,N] b, A z, float s, float[N] t, float[N] c) => (float[M,N] y) { y = com.microsoft.MatMulIntegerToFloat(a, b, s, t, z, , c) }",
+    "g (A[M,64] a, B[N,64] b, A z, float s, float[N] t, B[N] u, int32[N] c, A o) => (A[M,N] y) <float v = {40.7}> "
+    "{ y = com.microsoft.QGemm<transB = 1>(a, s, z, b, t, u, c, v, o) }",
+], ids=["by rows and columns", "a batch", "scaled", "rounded", "to floats", "with a bias of integers"])
 @pytest.mark.parametrize(("left", "right"), [("uint8", "int8"), ("int8", "uint8")])
 def test_operators_on_integers(text: str, left: str, right: str) -> None:
     made = made_of(text, A=left, B=right)

@@ -135,6 +135,44 @@ def qlinear_matmul(node: Node, context: LoweringContext) -> Tensor:
     return requantized(made, factor, by_rows(own_zero), node, context)
 
 
+def scaled_integers(node: Node, context: LoweringContext) -> Tensor:
+    """A product of integers (MatMulIntegerToFloat) times both scales, and a bias of floats."""
+    left, right, scale, right_scale = (*(operand(node, context, place) for place in (0, 1)),
+                                       *(quantised_by(node, context, place) for place in (2, 3)))
+    zero, right_zero, bias = (optional(node, context, place) for place in (4, 5, 6))
+    if left.dtype not in RANGES or right.dtype not in RANGES:
+        raise context.refuse("unsupported-type", f"{node.op} of {TYPES[left.dtype].name} has no kernel")
+    made = product_of(less_zero(left, None if zero is None else alone(zero)),
+                      less_zero(right, None if right_zero is None else alone(right_zero)))
+    result = _standing_for(made, apply("mul", wide(alone(scale)), wide(alone(right_scale))))
+    if bias is not None:
+        result = apply("add", result, wide(bias), shape=result.shape)
+    return declare(result, scale.dtype)
+
+
+def qgemm(node: Node, context: LoweringContext) -> Tensor:
+    """alpha times both scales times (A B + C) of integers; as the nearest quantised number where its result is one."""
+    left, right = operand(node, context, 0), operand(node, context, 3)
+    scale, zero, right_scale, right_zero = (quantised_by(node, context, place) for place in (1, 2, 4, 5))
+    bias, own_scale, own_zero = (optional(node, context, place) for place in (6, 7, 8))
+    transposed = integer_attribute(node, "transB", 0)
+    columns = by_rows(right_zero) if transposed else alone(right_zero)
+    made: Tensor = contract((less_zero(left, alone(zero)), "km" if integer_attribute(node, "transA", 0) else "mk"),
+                            (less_zero(right, columns), "nk" if transposed else "kn"), "mn")
+    if bias is not None:
+        made = apply("add", made, bias, shape=made.shape)
+    scales = apply("mul", wide(alone(scale)), wide(alone(right_scale)))
+    factor = _times(scales, number_attribute(node, "alpha", 1.0), node, context)
+    if own_scale is None:
+        return _standing_for(made, factor)
+    return requantized(made, apply("div", factor, wide(alone(own_scale))), own_zero, node, context)
+
+
+def _standing_for(made: Tensor, factor: Tensor) -> Tensor:
+    """Integers times a factor, in float32."""
+    return apply("mul", Map(FLOAT, made.shape, "cast", (made,)), factor, shape=made.shape)
+
+
 def alone(parameter: Tensor) -> Tensor:
     """A scale or zero point of one number as a scalar, so that it adds no axis."""
     return reshape(parameter, ()) if parameter.shape == (dim(1),) else parameter
@@ -152,5 +190,4 @@ def requantized(made: Tensor, factor: Tensor, zero: Tensor | None, node: Node, c
     dtype = made.dtype if value is None else context.dtype(value)
     if dtype not in RANGES:
         raise context.refuse("unsupported-type", f"{node.op} to {TYPES[dtype].name} has no kernel")
-    scaled = apply("mul", Map(FLOAT, made.shape, "cast", (made,)), factor, shape=made.shape)
-    return nearest(scaled, None if zero is None else alone(zero), dtype)
+    return nearest(_standing_for(made, factor), None if zero is None else alone(zero), dtype)

@@ -12,7 +12,16 @@ from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
 from onnxfuse.operators.attending import attention
-from onnxfuse.operators.multiplying import einsum, fused_matmul, gemm, matmul, matmul_integer, qlinear_matmul
+from onnxfuse.operators.multiplying import (
+    einsum,
+    fused_matmul,
+    gemm,
+    matmul,
+    matmul_integer,
+    qgemm,
+    qlinear_matmul,
+    scaled_integers,
+)
 from onnxfuse.operators.record import HEAVY, MICROSOFT, PLAIN, RuntimeKernel, define
 
 INT32 = int(onnx.TensorProto.INT32)
@@ -284,8 +293,12 @@ define("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, kind=HEAVY, types=fus
        arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
 define("FusedMatMulActivation", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types, lowering=None,
        arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
-define("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GemmFloat8", "QGemm", domain=MICROSOFT, kind=HEAVY,
-       types=scaled_matmul_types, lowering=None, arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
+define("MatMulIntegerToFloat", domain=MICROSOFT, kind=HEAVY, types=scaled_matmul_types, lowering=scaled_integers,
+       arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
+define("QGemm", domain=MICROSOFT, kind=HEAVY, types=scaled_matmul_types, lowering=qgemm, arithmetic=matmul_arithmetic,
+       host=(), runtime=PLAIN)
+define("DynamicQuantizeMatMul", "GemmFloat8", domain=MICROSOFT, kind=HEAVY, types=scaled_matmul_types, lowering=None,
+       arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
 define("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT, kind=HEAVY, types=packed_matmul_types,
        lowering=None, arithmetic=_packed_arithmetic, host=(), runtime=PLAIN)
 define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic, host=(),
