@@ -18,7 +18,7 @@ from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, INT32, TYPES
 from onnxfuse.ir.tensors import Fill, Map, Tensor, scalar
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, quantised_by
-from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, RuntimeKernel, define
+from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255),
@@ -164,7 +164,7 @@ for _domain in ("", MICROSOFT):
     define("DequantizeLinear", domain=_domain, kind=POINTWISE, types=dequantize_types, lowering=dequantize,
            arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
 define("DynamicQuantizeLinear", kind=REDUCTION, types=dynamic_quantize_types, lowering=dynamic_quantize,
-       arithmetic=per_input(4), host=(), runtime=RuntimeKernel.FUNCTION)
+       arithmetic=per_input(4), host=(), runtime=PLAIN)
 define("QLinearAdd", "QLinearMul", domain=MICROSOFT, kind=POINTWISE, types=quantised_binary_types, lowering=None,
        arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
 define("QLinearSigmoid", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=None, arithmetic=per_output(ELEMENTARY),

@@ -59,8 +59,6 @@ class RuntimeKernel(Enum):
 
     PLAIN = "plain"
     """One like any other."""
-    FUNCTION = "function"
-    """None on CUDA: the nodes of the standard's function, or the CPU provider's between copies."""
     ADDITION = "addition"
     """Of operands: a bias, where it is folded."""
     AFFINE = "affine"

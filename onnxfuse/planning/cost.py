@@ -35,8 +35,8 @@ from onnxfuse.provider.kernels import (
     held_seconds,
     overwrites,
     runtime_efficiency,
-    small_kernels,
 )
+from onnxfuse.provider.lacking import host_seconds, lacks_kernel
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
@@ -185,9 +185,10 @@ class CostModel:
             once = self.seconds(counted, _product_type(nodes, self.ledger), share)
             if len(nodes) == 1:
                 once = self._summed(node, once, counted)
+                if counted.kernels and lacks_kernel(node):
+                    once = max(once, host_seconds(node, self.ledger.sizes))
             bias = biased(nodes)
             added = 0.0 if bias is None else self.bias_seconds(bias)
-            added += small_kernels(nodes) * self.profile.floor_us * 1e-6
             alone = [self._alone[node] for node in nodes if node in self._alone]
             once = alone[0] if alone and len(nodes) == 1 else max([once, *alone]) + added
             self._seconds[nodes] = once * self.ledger.executions(nodes)

@@ -10,6 +10,7 @@ from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
+from onnxfuse.provider.lacking import lacks_kernel
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, Times
 from onnxfuse.schedules import Choice, Kernel
@@ -76,7 +77,15 @@ class Measured:
     def runtime(self, fusion: Region) -> float | None:
         """Microseconds of a region's nodes as the runtime runs them, where that was measured."""
         what = self._identity(fusion)
-        return None if what is None else self.evidence.runtime(what)
+        return None if what is None else self._whole(fusion, self.evidence.runtime(what))
+
+    def _whole(self, fusion: Region, runtime: float | None) -> float | None:
+        """What the runtime takes for a region's nodes, where a GPU's time was measured: of those that the CPU runs it
+        has nothing, and what is predicted counts."""
+        if runtime is None or not any(map(lacks_kernel, fusion.nodes)):
+            return runtime
+        seconds, _ = self.costs.unfused(set(fusion.nodes).difference(fusion.again))
+        return max(runtime, 1e6 * seconds / (self.costs.ledger.executions(fusion.nodes) or 1))
 
     def _identity(self, fusion: Region) -> Identity | None:
         """What a region is, None where nothing is known of it: most regions were never measured, and to tell which they
@@ -92,7 +101,8 @@ class Measured:
         key = what, kernel.plan
         if key not in self._times:
             self._times[key] = self.evidence.times(what, kernel)
-        return kernel, self._times[key]
+        times = self._times[key]
+        return kernel, times and replace(times, runtime=self._whole(fusion, times.runtime))
 
     def _best(self, what: Identity, fusion: Region) -> Kernel:
         """The best kernel of a region as measured: its own where no other is known, or can be made after all."""

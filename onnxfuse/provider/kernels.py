@@ -29,11 +29,6 @@ SOFTMAX = 0.5
 REDUCTION = 0.3
 BIAS_GELU = 0.57
 
-FUNCTION, FUNCTION_KERNELS = 0.2, 9
-"""DynamicQuantizeLinear, for which the provider has no kernel: two reductions and QuantizeLinear go through the tensor,
-and nine nodes compute with single numbers.  What runs in their place on the CPU takes longer, for two copies of the
-tensor over the bus alone.  Counted, not measured."""
-
 NARROW_CURVE = 0.36
 """Sigmoid, tanh and their like on elements of two bytes: four elements a thread, each moved and computed alone."""
 
@@ -102,8 +97,6 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
         return SKIP_NORM if RuntimeKernel.ADDITION in kernels else NORM
     if RuntimeKernel.SOFTMAX in kernels:
         return SOFTMAX
-    if RuntimeKernel.FUNCTION in kernels:
-        return FUNCTION
     if kernels & _REDUCTIONS:
         return REDUCTION
     if RuntimeKernel.GELU in kernels and len(nodes) > 1:
@@ -122,11 +115,6 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     last = [value.shape[-1] if value.shape else None for value in operands]
     is_bias = any(value.rank == 1 for value in operands) and len(set(last)) == 1
     return BIAS if is_bias else BROADCAST
-
-
-def small_kernels(nodes: Collection[Node]) -> int:
-    """Kernels of single numbers that ONNX Runtime runs beside those that move tensors."""
-    return FUNCTION_KERNELS * sum(_kernel(node) is RuntimeKernel.FUNCTION for node in nodes)
 
 
 def biased(nodes: Collection[Node]) -> Biased | None:

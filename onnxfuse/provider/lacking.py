@@ -1,0 +1,71 @@
+"""Operators for which ONNX Runtime's CUDA provider has no kernel: the CPU runs them, between copies over the bus.
+
+As measured (benchmarks/results, h200-edge-values: a session that may not fall back refuses them), and of quantised
+operators by the list of kernels that the runtime publishes.  An operator that the standard gives a function, and the
+CPU has no kernel for either, runs as that function's nodes, and is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import TensorProto
+
+from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import Sizes, bytes_of
+from onnxfuse.operators.record import MICROSOFT
+
+BUS, HOST = 25e9, 20e9
+"""Bytes a second over the bus, and through an operator of the CPU: more than most machines reach, so that nothing is
+gained by what is not so."""
+
+COPY_SECONDS = 10e-6
+"""Of a copy, however little it moves: the GPU's work before it ends first."""
+
+_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+_SHORT = frozenset({TensorProto.INT16, TensorProto.UINT16})
+
+_EVERY = frozenset({
+    *(("", name) for name in (
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan", "BitShift", "Celu", "Mean",
+        "GlobalLpPool", "DynamicQuantizeLinear", "ConvInteger", "QLinearConv", "QLinearMatMul")),
+    *((MICROSOFT, name) for name in (
+        "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "QLinearAdd", "QLinearMul", "QLinearSigmoid",
+        "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool")),
+})
+"""By domain and operator: those of every type."""
+
+_OF: Mapping[tuple[str, str], frozenset[int]] = {
+    ("", "Clip"): frozenset({TensorProto.INT32}), ("", "Relu"): _BYTES | {TensorProto.INT32},
+    ("", "LpNormalization"): frozenset({TensorProto.DOUBLE}), ("", "ReduceProd"): frozenset({TensorProto.INT64}),
+    ("", "Mod"): _BYTES | _SHORT, ("", "DequantizeLinear"): _SHORT,
+    ("", "MatMulInteger"): frozenset({TensorProto.UINT8}),
+    **{("", name): _BYTES for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min")},
+}
+"""Those of certain types of their first operand."""
+
+
+def lacks_kernel(node: Node) -> bool:
+    """Whether the CPU runs a node."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if (domain, node.op) in _EVERY:
+        return True
+    value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0] if node.inputs else None
+    kinds = _SHORT if (domain, node.op) == ("", "QuantizeLinear") else _OF.get((domain, node.op), frozenset())
+    return value is not None and value.dtype in kinds
+
+
+def host_seconds(node: Node, sizes: Sizes) -> float:
+    """What copies of such a node's tensors to the CPU and back take, and the CPU; not of what it leaves there for, or
+    takes from, another such node, the model's inputs, or constants."""
+    taken = [value for value in node.inputs if value is not None and value.producer is not None
+             and value.constant is None and not lacks_kernel(value.producer)]
+    given = [value for value in node.outputs if value is not None and _is_read(value)]
+    there, moved = (sum(bytes_of(value, sizes) or 0 for value in values) for values in (
+        [value for value in (*node.inputs, *node.outputs) if value is not None], [*taken, *given]))
+    return moved / BUS + there / HOST + COPY_SECONDS * len([*taken, *given])
+
+
+def _is_read(value: Value) -> bool:
+    """Whether a node on the GPU reads what the CPU made."""
+    return any(not lacks_kernel(reader) for reader in value.consumers)
