@@ -58,6 +58,13 @@ def test_copies_that_are_counted() -> None:
     assert host_seconds(alone, {"n": 10}) == pytest.approx(2 * tensor / BUS + 2 * tensor / HOST + 2 * COPY_SECONDS)
 
 
+@pytest.mark.parametrize(("reader", "copied"), [("z = Expand(x, p)", False), ("z = Mul(x, p)", True)])
+def test_what_the_gpus_kernels_read_on_the_host(reader: str, copied: bool) -> None:
+    """As sizes: a kernel on the GPU would have to send them back."""
+    found = nodes(f"g (int64[n] x, int64[n] k) => (int64[m] z) {{ p = ReduceProd<keepdims = 1>(k) {reader} }}")
+    assert (host_seconds(found["ReduceProd"], {"n": 8}) > COPY_SECONDS) == copied
+
+
 def fused(model: onnx.ModelProto, **more: object) -> list[list[str]]:
     made = optimise(model, Options(verify=False, target="H100", dims={"n": 4096}, database=False, **more))  # type: ignore[arg-type]
     return [[node.op for node in region.nodes] for region in made.regions]

@@ -14,6 +14,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.operators.record import MICROSOFT
+from onnxfuse.provider.host import host_operands
 
 BUS, HOST = 25e9, 20e9
 """Bytes a second over the bus, and through an operator of the CPU: more than most machines reach, so that nothing is
@@ -67,5 +68,6 @@ def host_seconds(node: Node, sizes: Sizes) -> float:
 
 
 def _is_read(value: Value) -> bool:
-    """Whether a node on the GPU reads what the CPU made."""
-    return any(not lacks_kernel(reader) for reader in value.consumers)
+    """Whether a node on the GPU reads there what the CPU made."""
+    return any(operand is value and place not in host_operands(reader) for reader in value.consumers
+               if not lacks_kernel(reader) for place, operand in enumerate(reader.inputs))
