@@ -28,6 +28,7 @@ from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan
 from onnxfuse.presence import present_gpus, present_profile
+from onnxfuse.provider.lacking import left_to_the_cpu
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
@@ -231,10 +232,14 @@ class _Optimisation:
     def _rewritten(self, form: Form, plan: Plan, regions: Sequence[Region], more: Sequence[str] = ()) -> Optimised:
         """The model by a plan; ``regions``: of it, as they go there."""
         options, costs = self.options, form.costs
+        taken = {node for region in regions for node in region.nodes}
+        left = [node for part in form.graph.walk() for node in part.nodes
+                if node not in taken and costs.ledger.node(node).kernels]
+        notes = (*self.loaded.notes, *form.notes, *more, *left_to_the_cpu(left))
         return Optimised(
             self.loaded, form.loaded, form.graph, form.canonical, self.forming.rules, self.forming.profile,
             costs.ledger, costs, plan, tuple(regions), rewrite(form.loaded.proto, form.graph, regions),
-            notes=(*self.loaded.notes, *form.notes, *more), objective=options.objective, assumed=form.sizes.assumed,
+            notes=notes, objective=options.objective, assumed=form.sizes.assumed,
             assumed_target=self.assumed, keeps_biases=options.keeps_biases,
             provider_options=options.provider_options, fold_weights=options.fold_weights)
 

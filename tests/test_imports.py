@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "delivery": {"graph", "optimised", "provider", "verifying"},
     "collecting": set(),
     "pipeline": {
-        "graph", "folding", "forms", "rules", "planning", "schedules", "region", "rewriting", "runtime", "verifying",
-        "presence", "measurements", "collecting", "compiling", "optimised", "embedding", "delivery",
+        "graph", "folding", "forms", "provider", "rules", "planning", "schedules", "region", "rewriting", "runtime",
+        "verifying", "presence", "measurements", "collecting", "compiling", "optimised", "embedding", "delivery",
     },
     "tuning": {
         "graph", "operators", "folding", "lowering", "region", "rewriting", "planning", "schedules", "runtime",

@@ -17,7 +17,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.provider.lacking import BUS, COPY_SECONDS, HOST, host_seconds, lacks_kernel
+from onnxfuse.provider.lacking import BUS, COPY_SECONDS, HOST, host_seconds, lacks_kernel, left_to_the_cpu
 from onnxfuse.tuning import TuneOptions, tune
 
 OTHER = {
@@ -88,3 +88,18 @@ def test_a_gpus_time_has_nothing_of_the_cpu(kind: str, taken: bool, tmp_path: Pa
     made = planned(model, database=path)
     products = [region for region in made.plan.fusions if any(node.op == "MatMulInteger" for node in region.nodes)]
     assert [region.measured is not None for region in products] == [True] * taken
+
+
+def test_what_is_left_to_the_cpu_is_said() -> None:
+    """Of what is fused nothing is."""
+    model = parse("g (uint8[n, 64] x, int8[64, 64] w) => (float[n, 64] y, int32[n, 64] p) "
+                  "{ p = MatMulInteger(x, w) f = Cast <to = 1> (p) y = Atan(f) }")
+    made = optimise(model, Options(verify=False, target="H100", dims={"n": 64}, database=False))
+    assert [note for note in made.notes if "no kernel" in note] == [
+        "ONNX Runtime has no kernel on the GPU for nodes that are left to it: MatMulInteger (1). The CPU runs them, "
+        "and their tensors are copied there and back."]
+    known = nodes("g (float[n] x) => (float[n] y) { a = Tan(x) b = Atan(a) c = Atan(b) d = Sinh(c) e = Cosh(d) "
+                  "f = Acos(e) h = Asin(f) y = Exp(h) }")
+    (said,) = left_to_the_cpu([*known.values(), known["Atan"]])
+    assert ": Atan (2), Acos (1), Asin (1), Cosh (1), Sinh (1) and 1 more. " in said
+    assert left_to_the_cpu([known["Exp"]]) == ()

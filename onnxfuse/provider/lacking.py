@@ -7,7 +7,8 @@ CPU has no kernel for either, runs as that function's nodes, and is not among th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from onnx import TensorProto
 
@@ -22,6 +23,9 @@ gained by what is not so."""
 
 COPY_SECONDS = 10e-6
 """Of a copy, however little it moves: the GPU's work before it ends first."""
+
+SHOWN = 5
+"""Operators that are named, at most."""
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 _SHORT = frozenset({TensorProto.INT16, TensorProto.UINT16})
@@ -65,6 +69,17 @@ def host_seconds(node: Node, sizes: Sizes) -> float:
     there, moved = (sum(bytes_of(value, sizes) or 0 for value in values) for values in (
         [value for value in (*node.inputs, *node.outputs) if value is not None], [*taken, *given]))
     return moved / BUS + there / HOST + COPY_SECONDS * len([*taken, *given])
+
+
+def left_to_the_cpu(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """What a user should know of nodes that the runtime runs, a sentence if anything."""
+    counts = Counter(node.op for node in nodes if lacks_kernel(node))
+    if not counts:
+        return ()
+    most = [f"{op} ({count})" for op, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+    named = ", ".join(most[:SHOWN]) + (f" and {len(most) - SHOWN} more" if len(most) > SHOWN else "")
+    return (f"ONNX Runtime has no kernel on the GPU for nodes that are left to it: {named}. The CPU runs them, and "
+            "their tensors are copied there and back.",)
 
 
 def _is_read(value: Value) -> bool:
