@@ -137,8 +137,8 @@ def qlinear_matmul(node: Node, context: LoweringContext) -> Tensor:
 
 def scaled_integers(node: Node, context: LoweringContext) -> Tensor:
     """A product of integers (MatMulIntegerToFloat) times both scales, and a bias of floats."""
-    left, right, scale, right_scale = (*(operand(node, context, place) for place in (0, 1)),
-                                       *(quantised_by(node, context, place) for place in (2, 3)))
+    left, right = operand(node, context, 0), operand(node, context, 1)
+    scale, right_scale = quantised_by(node, context, 2), quantised_by(node, context, 3)
     zero, right_zero, bias = (optional(node, context, place) for place in (4, 5, 6))
     if left.dtype not in RANGES or right.dtype not in RANGES:
         raise context.refuse("unsupported-type", f"{node.op} of {TYPES[left.dtype].name} has no kernel")

@@ -84,8 +84,7 @@ class Measured:
         has nothing, and what is predicted counts."""
         if runtime is None or not any(map(lacks_kernel, fusion.nodes)):
             return runtime
-        seconds, _ = self.costs.unfused(set(fusion.nodes).difference(fusion.again))
-        return max(runtime, 1e6 * seconds / (self.costs.ledger.executions(fusion.nodes) or 1))
+        return max(runtime, _predicted(fusion, self.costs))
 
     def _identity(self, fusion: Region) -> Identity | None:
         """What a region is, None where nothing is known of it: most regions were never measured, and to tell which they
@@ -115,6 +114,12 @@ class Measured:
         return made if isinstance(made, Kernel) else fusion.kernel
 
 
+def _predicted(fusion: Region, costs: CostModel) -> float:
+    """Microseconds of a region's own nodes as the runtime runs them, by costs."""
+    seconds, _ = costs.unfused(set(fusion.nodes).difference(fusion.again))
+    return 1e6 * seconds / (costs.ledger.executions(fusion.nodes) or 1)
+
+
 UNMEASURED, NOISE = 1.5, 10.0
 """Where only production tells what a kernel takes: how much longer than the runtime's nodes are predicted to that has
 to be, and by how many microseconds beyond.  Predictions err by a quarter, and a time from production holds a few
@@ -141,8 +146,7 @@ def _slower(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
 def _slower_than_predicted(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
     """Why a region is left to the runtime that production alone tells of: it took far longer than the runtime's nodes
     are predicted to."""
-    seconds, _ = costs.unfused(set(fusion.nodes).difference(fusion.again))
-    predicted = 1e6 * seconds / (fusion.cost.executions or 1)
+    predicted = _predicted(fusion, costs)
     if times.fused <= UNMEASURED * predicted + NOISE:
         return None
     return Refusal(

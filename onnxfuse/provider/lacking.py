@@ -44,20 +44,20 @@ _OF: Mapping[tuple[str, str], frozenset[int]] = {
     ("", "Clip"): frozenset({TensorProto.INT32}), ("", "Relu"): _BYTES | {TensorProto.INT32},
     ("", "LpNormalization"): frozenset({TensorProto.DOUBLE}), ("", "ReduceProd"): frozenset({TensorProto.INT64}),
     ("", "Mod"): _BYTES | _SHORT, ("", "DequantizeLinear"): _SHORT,
+    ("", "QuantizeLinear"): _SHORT,
     ("", "MatMulInteger"): frozenset({TensorProto.UINT8}),
     **{("", name): _BYTES for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min")},
 }
-"""Those of certain types of their first operand."""
+"""Those of certain types of their first operand, or of QuantizeLinear's result."""
 
 
 def lacks_kernel(node: Node) -> bool:
     """Whether the CPU runs a node."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if (domain, node.op) in _EVERY:
+    operator = "" if node.domain == "ai.onnx" else node.domain, node.op
+    if operator in _EVERY:
         return True
-    value = node.outputs[0] if node.op == "QuantizeLinear" else node.inputs[0] if node.inputs else None
-    kinds = _SHORT if (domain, node.op) == ("", "QuantizeLinear") else _OF.get((domain, node.op), frozenset())
-    return value is not None and value.dtype in kinds
+    values = node.outputs if node.op == "QuantizeLinear" else node.inputs
+    return any(value is not None and value.dtype in _OF.get(operator, ()) for value in values[:1])
 
 
 def host_seconds(node: Node, sizes: Sizes) -> float:

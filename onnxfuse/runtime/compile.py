@@ -26,7 +26,7 @@ from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
 from onnxfuse.runtime.figures import VERBOSE, KernelFigures, from_bytes, read_log, to_bytes
 from onnxfuse.runtime.nvrtc import binding, compiler, headers
-from onnxfuse.runtime.processes import compiled_in_pool, compiler_pool, workers
+from onnxfuse.runtime.processes import compiler_pool, workers
 
 if TYPE_CHECKING:
     import cupy
@@ -93,7 +93,7 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
         f"--gpu-architecture={_WHOLE.get(architecture, architecture)}",
         *(f"-I{folder}" for folder in headers()), *options,
     )
-    image, log, error = compiled_in_pool(source, arguments, architecture.startswith(PTX))
+    image, log, error = compiler_pool.compiled(source, arguments, architecture.startswith(PTX))
     if error:
         raise KernelError(f"a kernel does not compile for {architecture} ({error}):\n{log.strip()}")
     return image, log

@@ -154,8 +154,3 @@ compiler_pool = CompilerPool()
 """That of this process."""
 
 os.register_at_fork(after_in_child=compiler_pool.__init__)  # type: ignore[misc]
-
-
-def compiled_in_pool(source: str, arguments: Sequence[str], ptx: bool) -> Answer:
-    """``CompilerPool.compiled`` of this process's pool."""
-    return compiler_pool.compiled(source, arguments, ptx)

@@ -174,9 +174,9 @@ class Entry:
             return f"    {labels} {first.text} break;\n"
         columns = list(zip(*(self.calls[place].names for place in places), strict=True))
         names = [f"a{number}" if len(set(column)) > 1 else column[0] for number, column in enumerate(columns)]
+        own = [(name, column) for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
 
         def taken(turn: int, kind: str = "") -> str:
-            own = [(name, column) for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
             return "".join(f"{kind}{name} = {column[turn]}; " for name, column in own)
 
         others = "".join(f"        case {place}: {taken(turn)}break;\n" for turn, place in enumerate(places) if turn)

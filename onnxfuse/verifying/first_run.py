@@ -24,6 +24,7 @@ from onnxfuse.verifying.capture import GROUP_BYTES, run_model
 from onnxfuse.verifying.runner import CudaRunner
 from onnxfuse.verifying.runs import Recipe, Run, first_recipes
 from onnxfuse.verifying.sharing import Slim, Weights, sharing, weight_bytes
+from onnxfuse.verifying.whole import results_on_device
 
 BESIDE_FLOPS = 10**8
 """Work of a run from which on another one is made beside it: less is done before a thread has begun."""
@@ -175,6 +176,6 @@ def _run_on_device(made: Future[_Made | None], runner: Future[CudaRunner | None]
     if known is None or there is None or not there.has_room(needed):
         return None
     try:
-        return run_model(known.slim.session(there.providers), known.slim.model, run)
+        return results_on_device(known.slim, [run], there.providers)[0]
     except (VerificationError, MemoryError):
         return None
