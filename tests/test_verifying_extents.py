@@ -90,7 +90,7 @@ def test_squares_that_float64_has_not(large: float, emulated: Emulated) -> None:
     assert same(found, wanted)
     row = np.array([0, large, large, 0, 1, 1, large * large, 1, 0])
     one = np.ones(9) * (np.arange(9) > 0)
-    assert [each is None for each in read(np.array([row, one]), [8, 8], TABLE[DOUBLE])] == [True, False]
+    assert read(np.array([row, one]), [8, 8], TABLE[DOUBLE])[1] == [0]
 
 
 def test_a_judgement_is_the_same(emulated: Emulated) -> None:
@@ -108,9 +108,10 @@ def test_a_judgement_is_the_same(emulated: Emulated) -> None:
 def test_what_the_host_does_alone(emulated: Emulated) -> None:
     """Exact results, whose errors no type allows, and a GPU that does not answer."""
     got, exact, own = numbers(HALF, HALF, 64)
-    assert emulated(got, exact, own, (HALF, None)) == extents(got, exact, own, (HALF, None)) and not emulated.seen
+    assert [*emulated(got, exact, own, (HALF, None))] == [*extents(got, exact, own, (HALF, None))]
+    assert not emulated.seen
     emulated._fields = lambda *_: None  # type: ignore[method-assign]
-    assert emulated(got, exact, own, (HALF, HALF)) == extents(got, exact, own, (HALF, HALF))
+    assert [*emulated(got, exact, own, (HALF, HALF))] == [*extents(got, exact, own, (HALF, HALF))]
 
 
 def test_bfloat16_is_taken_as_bits(emulated: Emulated) -> None:

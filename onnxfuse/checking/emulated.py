@@ -15,7 +15,7 @@ from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.device_arrays import Values
 from onnxfuse.verifying.evaluate import CPU
-from onnxfuse.verifying.extents import Extent, extents
+from onnxfuse.verifying.extents import Extents, extents
 from onnxfuse.verifying.runner import holding_variants, host_values, tensors
 
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ class EmulatedRunner:
     def forget(self) -> None:
         """See ``KernelRunner``."""
 
-    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> Extents:
         """See ``KernelRunner``."""
         return extents(got, reference, own, types)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.verifying.blocks import parts
 from onnxfuse.verifying.device_arrays import Values, on_host
-from onnxfuse.verifying.extents import Extent, Measure, extents
+from onnxfuse.verifying.extents import Extents, Measure, extents
 from onnxfuse.verifying.tolerances import (
     CANCELS,
     DIGITS,
@@ -154,7 +154,7 @@ def _close(
     own = None if own is None else own.reshape(-1)
     reference = wanted[0]
     blocks = measure(got, reference, own, types)
-    whole = Extent.joined(blocks)
+    whole = blocks.joined()
     floor = limits.scale * reduction_factor(leeway.length) * whole.scale
     mine = max(floor, limits.own * whole.own)
     for sides in range(1, len(wanted) + 1):
@@ -165,11 +165,11 @@ def _close(
     if not worst.wrong and steady:
         ratio = max(ratio, whole.spread(floor, limits))
     place = np.unravel_index(worst.place, shape)
-    farthest = slice(worst.place, worst.place + 1)
     share = 1 / whole.scale if whole.scale else 1.0
+    theirs, exact = (f"{number:.9g}" for number in worst.numbers)
     return Comparison(
         whole.error * share, whole.error * share / ratio if 0 < ratio < np.inf else mine * share, ratio, worst.wrong,
-        got.size, tuple(int(axis) for axis in place), _text(got[farthest], 0), _text(reference[farthest], 0), steady,
+        got.size, tuple(int(axis) for axis in place), theirs, exact, steady,
     )
 
 
@@ -180,15 +180,17 @@ off somewhere in almost every block, and each would be copied from the GPU for a
 
 @dataclass(frozen=True)
 class _Farthest:
-    """Of some elements: the largest error over limit and the first place that has it, and how many are wrong."""
+    """Of some elements: the largest error over limit and the first place that has it, how many are wrong, and the
+    kernel's and the reference's numbers at the place."""
 
     ratio: float
     place: int
     wrong: int
+    numbers: tuple[float, float] = (0.0, 0.0)
 
 
 def _farthest(got: Values, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None],
-              common: tuple[float, float], blocks: Sequence[Extent]) -> _Farthest:
+              common: tuple[float, float], blocks: Extents) -> _Farthest:
     """The same of whole arrays without axes; an element is compared by the one of ``wanted`` that it is nearest to.
 
     Args:
@@ -196,17 +198,20 @@ def _farthest(got: Values, wanted: Sequence[Values], own: Array | None, types: t
             limit as another's is, is not looked at again; nor, where none is wrong, are more than ``LOOKED``, of which
             one has the worst or nearly so.
     """
-    bounds = [(block.bound(common[0]), part) for block, part in zip(blocks, parts(got.size), strict=True)]
+    bounds, places = blocks.bounds(common[0]), parts(got.size)
     worst, wrong = _Farthest(-1.0, 0, 0), 0
-    for looked, (bound, part) in enumerate(sorted(bounds, key=lambda each: -each[0])):
+    for looked, block in enumerate(np.argsort(-bounds, kind="stable").tolist()):
+        bound, part = float(bounds[block]), places[block]
         if bound < min(worst.ratio, 1.0) or (bound <= 1.0 and looked >= LOOKED):
             break
         wide = got[part].astype(np.float64)
         other = None if own is None else own[part].astype(np.float64)
-        sides = [_compare(wide, side[part].astype(np.float64), other, types, common) for side in wanted]
+        exact = wanted[0][part].astype(np.float64)
+        sides = [_compare(wide, exact if side is wanted[0] else side[part].astype(np.float64), other, types, common)
+                 for side in wanted]
         best = sides[0] if len(sides) == 1 else np.minimum.reduce(sides)
         place = int(best.argmax())
-        found = _Farthest(float(best[place]), part.start + place, 0)
+        found = _Farthest(float(best[place]), part.start + place, 0, (float(wide[place]), float(exact[place])))
         if (found.ratio, -found.place) > (worst.ratio, -worst.place):
             worst = found
         wrong += int(np.count_nonzero(best > 1))
@@ -257,5 +262,5 @@ def _unfinished(
     return result
 
 
-def _text(values: Array, place: tuple[Any, ...] | int) -> str:
+def _text(values: Array, place: tuple[Any, ...]) -> str:
     return str(values[place]) if values.dtype.kind in "iub" else f"{float(values[place]):.9g}"

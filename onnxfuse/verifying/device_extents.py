@@ -20,7 +20,7 @@ from onnxfuse.runtime.compile import KernelSource, default_compiler, load_kernel
 from onnxfuse.verifying.blocks import BLOCK, parts
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values, on_host
 from onnxfuse.verifying.evaluate import array_type
-from onnxfuse.verifying.extents import SQUARED, Extent, Squares, extents
+from onnxfuse.verifying.extents import SQUARED, Extent, Extents, extents
 from onnxfuse.verifying.tolerances import DIGITS, LEAST, TABLE, Tolerance, units_of
 
 if TYPE_CHECKING:
@@ -79,22 +79,18 @@ def scalars(types: tuple[int, int]) -> tuple[np.generic, ...]:
     return *map(np.int32, digits), np.float64(ulps), np.int32(rounds)
 
 
-def read(fields: Array, counts: Sequence[int], limits: Tolerance) -> list[Extent | None]:
-    """What the kernel gave of each block of so many elements; None where the host has to look itself."""
+def read(fields: Array, counts: Sequence[int], limits: Tolerance) -> tuple[Extents, list[int]]:
+    """What the kernel gave of each block of so many elements, and the blocks at which the host has to look itself."""
     magnitudes = fields[:, _MAGNITUDES]
     looked = (fields[:, 0] != 0) | ((magnitudes != 0) & ~((magnitudes > 1 / SQUARED) & (magnitudes < SQUARED))).any(1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of blocks that the host looks at, and zeros
         shares = np.where(magnitudes != 0, fields[:, len(FIELDS) - len(_MAGNITUDES):] / magnitudes**2, 0.0)
+    most, sums, numbers = magnitudes, shares, np.array(counts)
     if limits.spread is None:
-        magnitudes, shares, counts = 0 * magnitudes, 0 * shares, [0] * len(counts)
-    blocks = zip(looked.tolist(), fields.tolist(), magnitudes.tolist(), shares.tolist(), counts, strict=True)
-    return [None if host else _extent(row, most, sums, count) for host, row, most, sums, count in blocks]
-
-
-def _extent(row: Sequence[float], most: Sequence[float], sums: Sequence[float], count: int) -> Extent:
-    _, scale, error, own, units, *_ = row
-    errors, unit, owns = map(Squares, most, sums)
-    return Extent(scale, error, own, units, (errors, unit, owns), count)
+        most, sums, numbers = (np.zeros_like(each) for each in (most, sums, numbers))
+    scale = FIELDS.index("scale")
+    rows = np.concatenate([fields[:, scale:FIELDS.index("units") + 1], most, sums], axis=1)
+    return Extents(rows, numbers), np.flatnonzero(looked).tolist()
 
 
 class DeviceExtents:
@@ -108,8 +104,7 @@ class DeviceExtents:
         self._device, self._architecture = device, architecture
         self._loaded: dict[str, cupy.RawKernel] = {}
 
-    def __call__(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]
-                 ) -> list[Extent]:
+    def __call__(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> Extents:
         """See ``extents.Measure``."""
         dtype, arithmetic = types
         fields = None
@@ -118,11 +113,11 @@ class DeviceExtents:
         if fields is None or arithmetic is None:
             return extents(on_host(got), on_host(reference), own, types)
         blocks = parts(got.size)
-        known = read(fields, [part.stop - part.start for part in blocks], TABLE[arithmetic])
-        return [
-            extent or Extent.of(got[part], reference[part], None if own is None else own[part], types)
-            for extent, part in zip(known, blocks, strict=True)
-        ]
+        known, looked = read(fields, [part.stop - part.start for part in blocks], TABLE[arithmetic])
+        for place in looked:
+            part = blocks[place]
+            known.put(place, Extent.of(got[part], reference[part], None if own is None else own[part], types))
+        return known
 
     def _fields(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int]) -> Array | None:
         """What the kernel says of each block; None where the GPU has no memory for it, or does not answer: that is no

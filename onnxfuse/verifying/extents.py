@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -74,20 +74,6 @@ class Extent:
         return cls(_largest(size), _largest(error), 0.0 if own_error is None else _largest(own_error), np.inf,
                    tuple(parts), int(finite.sum()) if unit is not None else 0)  # type: ignore[arg-type]
 
-    @classmethod
-    def joined(cls, parts: Sequence[Extent]) -> Extent:
-        """Of all elements of the parts."""
-        squares = tuple(Squares.joined(each) for each in zip(*(part.squares for part in parts), strict=True))
-        return cls(max(part.scale for part in parts), max(part.error for part in parts),
-                   max(part.own for part in parts), max(part.units for part in parts), squares,  # type: ignore[arg-type]
-                   sum(part.count for part in parts))
-
-    def bound(self, mine: float) -> float:
-        """What no element's error over its limit exceeds, where ``mine`` is the limit that all have in common."""
-        if not isfinite(self.units):
-            return inf
-        return min(self.units, self.error / mine if mine else inf) if self.error else 0.0
-
     def spread(self, floor: float, limits: Tolerance) -> float:
         """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
         if not self.count:
@@ -114,12 +100,6 @@ class Squares:
         shares = values / largest
         return cls(largest, float(shares @ shares))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Squares]) -> Squares:
-        """The sum of several."""
-        largest = max(part.largest for part in parts)
-        return cls(largest, sum(part.sum * (part.largest / largest) ** 2 for part in parts)) if largest else NOTHING
-
     def root(self, count: int) -> float:
         """The root of their mean."""
         return self.largest * sqrt(self.sum / count)
@@ -128,18 +108,80 @@ class Squares:
 NOTHING = Squares(0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Those of all blocks of an array, in their order, as arrays: a look at a thousand objects takes Python longer than
+    one at all elements takes a GPU.
+
+    Attributes:
+        rows: of each block scale, error, own and units, then the largest of each of its squares, then their sums.
+        counts: of each block.
+    """
+
+    rows: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, blocks: Sequence[Extent]) -> Extents:
+        """The same in rows."""
+        return cls(np.stack([_row(block) for block in blocks]), np.array([block.count for block in blocks]))
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> Extent:
+        """That of one block."""
+        return _extent(self.rows[place], int(self.counts[place]))
+
+    def put(self, place: int, block: Extent) -> None:
+        """Another in the place of one."""
+        self.rows[place], self.counts[place] = _row(block), block.count
+
+    def joined(self) -> Extent:
+        """Of all elements."""
+        row = self.rows.max(axis=0)
+        largest = row[_LARGEST]
+        shares = np.divide(self.rows[:, _LARGEST], largest, out=np.zeros((len(self), 3)), where=largest != 0)
+        row[_SUMS] = (self.rows[:, _SUMS] * shares**2).sum(axis=0)
+        return _extent(row, int(self.counts.sum()))
+
+    def bounds(self, mine: float) -> Array:
+        """What no element's error over its limit exceeds in each block, where ``mine`` is the limit that all have in
+        common."""
+        _, error, _, units = self.rows[:, :_LARGEST.start].T
+        with np.errstate(over="ignore"):
+            shares = error / mine if mine else np.full(len(self), inf)
+        bounds = np.where(error != 0, np.minimum(units, shares), 0.0)
+        return np.where(np.isfinite(units), bounds, inf)
+
+
+_LARGEST, _SUMS = slice(4, 7), slice(7, 10)
+
+
+def _row(block: Extent) -> Array:
+    return np.array([block.scale, block.error, block.own, block.units, *(each.largest for each in block.squares),
+                     *(each.sum for each in block.squares)])
+
+
+def _extent(row: Array, count: int) -> Extent:
+    errors, units, owns = (Squares(*each) for each in zip(row[_LARGEST].tolist(), row[_SUMS].tolist(), strict=True))
+    scale, error, own, most = row[:_LARGEST.start].tolist()
+    return Extent(scale, error, own, most, (errors, units, owns), count)
+
+
 def _largest(error: Array) -> float:
     """The largest finite number of an array of numbers that are not negative."""
     largest = float(error.max(initial=0.0))
     return largest if np.isfinite(largest) else float(error[np.isfinite(error)].max(initial=0.0))
 
 
-Measure = Callable[[Values, Values, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
+Measure = Callable[[Values, Values, "Array | None", "tuple[int, int | None]"], Extents]
 """Gives the extents of a kernel's result, in the blocks of ``over_blocks``, from arrays without axes as ``compared``
 has them: the kernel's and the reference, on a GPU perhaps, and the original's own where it is known; and the types."""
 
 
-def extents(got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+def extents(got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> Extents:
     """See ``Measure``; by NumPy."""
-    return over_blocks(lambda part: Extent.of(got[part], reference[part], None if own is None else own[part], types),
-                       got.size)
+    return Extents.of(over_blocks(
+        lambda part: Extent.of(got[part], reference[part], None if own is None else own[part], types), got.size))

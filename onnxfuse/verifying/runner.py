@@ -25,7 +25,7 @@ from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
 from onnxfuse.verifying.evaluate import Kind, array_type, exact_options, with_plain_borders
-from onnxfuse.verifying.extents import Extent
+from onnxfuse.verifying.extents import Extents
 
 Array = NDArray[Any]
 
@@ -105,8 +105,7 @@ class KernelRunner(Protocol):
         """Hold nothing for the next call of ``exact``."""
         ...
 
-    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]
-                ) -> Sequence[Extent]:
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> Extents:
         """An ``extents.Measure``."""
         ...
 
@@ -251,7 +250,7 @@ class CudaRunner:
     def _kinds(self) -> dict[Kind, bool]:
         return {}
 
-    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def measure(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int | None]) -> Extents:
         """See ``KernelRunner``."""
         return self._extents(got, reference, own, types)
 
