@@ -27,7 +27,7 @@ from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, re
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan
-from onnxfuse.presence import present_gpus, present_profile
+from onnxfuse.presence import present_profile
 from onnxfuse.provider.lacking import left_to_the_cpu
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
@@ -139,7 +139,7 @@ def optimise(
     tell("reading", 0, 0)
     with seldom(), compiler_pool(), ThreadPoolExecutor(2, "onnxfuse-start") as starting:
         if options.verify or options.target is None:
-            starting.submit(present_gpus)  # a driver takes a third of a second to start
+            starting.submit(present_profile)  # a driver takes a third of a second to start, CuPy as long to import
         rules = starting.submit(load_rules, [rules_folder(), *options.rules], options.disable)
         return _optimised(load(source), rules, options, tell, starting)
 

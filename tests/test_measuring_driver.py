@@ -24,6 +24,13 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void* stream) 
   memcpy((void*)to, (void*)from, size);
   return 0;
 }
+int waited = 0;
+int cuStreamSynchronize(void* stream) { ++waited; return stream != NULL; }
+int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t size, void* stream) {
+  memset((void*)to, byte, size);
+  return stream != NULL;
+}
+int cuMemcpyHtoD_v2(uint64_t to, void* from, size_t size) { memcpy((void*)to, from, size); return 0; }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t size) { memcpy(to, (void*)from, size); return 0; }
 int cuGetErrorString(int code, const char** text) { *text = "an illegal memory access"; return 0; }
 """
@@ -39,7 +46,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def device(library: ctypes.CDLL) -> Device:
     found = object.__new__(Device)
-    found._library, found._context = library, ctypes.c_void_p()
+    found._library, found._holding = library, ctypes.PyDLL(library._name)
+    found._context = ctypes.c_void_p()
     return found
 
 
@@ -59,3 +67,22 @@ def test_a_copy_that_fails(device: Device, library: ctypes.CDLL) -> None:
         device.gather([0, 64], 8)
     refused.value = 0
     assert ctypes.c_int.in_dll(library, "held").value == 0
+
+
+def test_what_is_written_is_there_on_return(device: Device, library: ctypes.CDLL) -> None:
+    waited = ctypes.c_int.in_dll(library, "waited")
+    there, here = ctypes.create_string_buffer(64), ctypes.create_string_buffer(bytes(range(64)), 64)
+    device.upload(ctypes.addressof(there), ctypes.addressof(here), 32)
+    assert there.raw == bytes([*range(32), *[0] * 32]) and waited.value == 1
+    device.fill(ctypes.addressof(there) + 8, 0xFF, 16)
+    assert there.raw == bytes([*range(8), *[0xFF] * 16, *range(24, 32), *[0] * 32]) and waited.value == 2
+    device.fill(ctypes.addressof(there), 0, 0)
+    device.upload(ctypes.addressof(there), ctypes.addressof(here), 0)
+    assert waited.value == 2
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20])
+def test_bytes_come_back(size: int, device: Device) -> None:
+    """Few with Python's lock, many without."""
+    there = ctypes.create_string_buffer(bytes(range(256)) * (size // 256), size)
+    assert bytes(device.download(ctypes.addressof(there), size)) == there.raw

@@ -107,7 +107,8 @@ class FakeDriver:
 
 
 def test_a_device():
-    device = Device(0, FakeDriver())
+    library = FakeDriver()
+    device = Device(0, library, library)
     assert (device.name, device.l2_bytes, device.cuda) == ("Fake GPU", 60_000_000, "12.8")
     assert device.copy_rate(10**9, 2) == pytest.approx(2e12, rel=1e-6)
 
@@ -115,7 +116,7 @@ def test_a_device():
 def test_the_buffers_of_a_copy_are_given_back():
     library = FakeDriver("cuMemcpyDtoDAsync_v2")
     with pytest.raises(KernelError) as error:
-        Device(0, library).copy_rate(10**9, 2)
+        Device(0, library, library).copy_rate(10**9, 2)
     assert str(error.value) == "cuMemcpyDtoDAsync_v2 failed: out of memory (2)"
     assert library.called.count("cuMemFree_v2") == 2
 

@@ -16,6 +16,10 @@ _L2_CACHE_SIZE = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 _SHOWN = 128
 
 
+_SMALL = 1 << 17
+"""Bytes that are copied in the time that a call takes."""
+
+
 class Device:
     """A GPU.
 
@@ -25,17 +29,17 @@ class Device:
         cuda: the newest CUDA version that the driver supports, as "13.0".
     """
 
-    def __init__(self, ordinal: int, library: Any) -> None:
+    def __init__(self, ordinal: int, library: Any, holding: Any) -> None:
         """Open the primary context of a GPU.
 
         Args:
-            library: libcuda, as ``ctypes.CDLL`` loads it.
+            library: libcuda, as ``ctypes.CDLL`` loads it; holding: as ``ctypes.PyDLL`` does.
 
         Raises:
             KernelError: the driver does not start, or has no such GPU.
         """
         self.ordinal = ordinal
-        self._library = library
+        self._library, self._holding = library, holding
         self._call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ordinal)
@@ -58,8 +62,13 @@ class Device:
             self._library.cuGetErrorString(code, ctypes.byref(text))
             raise KernelError(f"{function} failed: {(text.value or b'unknown error').decode()} ({code})")
 
+    def _hold(self, function: str, *arguments: Any) -> None:
+        """A call that takes microseconds, in which Python's lock is kept: other threads that took it meanwhile would
+        give it back milliseconds later."""
+        self._check(function, getattr(self._holding, function)(*arguments))
+
     def _enter(self) -> None:
-        self._call("cuCtxSetCurrent", self._context)
+        self._hold("cuCtxSetCurrent", self._context)
 
     def synchronise(self) -> None:
         """Wait for all work of the device.
@@ -98,7 +107,14 @@ class Device:
         self._enter()
         if size:
             self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(host), ctypes.c_size_t(size))
-            self.synchronise()
+            self._call("cuStreamSynchronize", None)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        """Write the same byte to ``size`` bytes from a device address on; done on return."""
+        self._enter()
+        if size:
+            self._hold("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size), None)
+            self._call("cuStreamSynchronize", None)
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy ``size`` bytes from one device address to another; done after ``synchronise``."""
@@ -112,22 +128,18 @@ class Device:
         buffer = bytearray(size)
         if size:
             target = (ctypes.c_char * size).from_buffer(buffer)
-            self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(size))
+            call = self._hold if size <= _SMALL else self._call
+            call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(size))
         return buffer
 
     def gather(self, addresses: Sequence[int], size: int) -> bytearray:
-        """``size`` bytes at each of some device addresses, after all work of the device: one download for all.
-
-        Python's lock is kept in the copies that go before: each only joins a queue, and other threads that took the
-        lock meanwhile would give it back milliseconds later.
-        """
+        """``size`` bytes at each of some device addresses, after all work of the device: one download for all."""
         self.synchronise()
         found = self.allocate(size * len(addresses))
-        copy = ctypes.PyDLL(self._library._name, handle=self._library._handle).cuMemcpyDtoDAsync_v2
         try:
             for number, address in enumerate(addresses):
-                self._check("cuMemcpyDtoDAsync_v2", copy(
-                    ctypes.c_uint64(found + size * number), ctypes.c_uint64(address), ctypes.c_size_t(size), None))
+                self._hold("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(found + size * number), ctypes.c_uint64(address),
+                           ctypes.c_size_t(size), None)
             return self.download(found, size * len(addresses))
         finally:
             self.free(found)
@@ -171,10 +183,10 @@ def device(ordinal: int = 0) -> Device:
         KernelError: there is no driver, it does not start, or it has no such GPU.
     """
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library, holding = (kind("libcuda.so.1") for kind in (ctypes.CDLL, ctypes.PyDLL))
     except OSError as error:
         raise KernelError("there is no NVIDIA driver on this machine (libcuda.so.1 was not found)") from error
-    return Device(ordinal, library)
+    return Device(ordinal, library, holding)
 
 
 def driver_version() -> str | None:

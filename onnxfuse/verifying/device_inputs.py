@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
+from onnxfuse.verifying.device_values import HOST, copied
 from onnxfuse.verifying.evaluate import plain_feeds
 
 Array = NDArray[Any]
@@ -47,8 +47,7 @@ class DeviceInputs:
             self.held.pop(name, None)  # both need not be there at one time
             ((formal, plain),) = plain_feeds({name: given}, {name: kind}).items()
             host = np.asarray(plain, order="C")  # in host memory ONNX Runtime works in the array itself
-            where = "cpu" if name.startswith("h") else self.where
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(host, where, self.device)
+            value = copied(host, HOST if name.startswith("h") else self.where, self.device)
             held = self.held[name] = Held(given, kind, formal, host, value)
         return held
 

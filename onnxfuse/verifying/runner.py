@@ -24,6 +24,7 @@ from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values, on_host
 from onnxfuse.verifying.device_extents import DeviceExtents, source
 from onnxfuse.verifying.device_inputs import DeviceInputs
 from onnxfuse.verifying.device_references import SHARE, DeviceReferences
+from onnxfuse.verifying.device_values import HOST, copied, filled
 from onnxfuse.verifying.evaluate import Kind, array_type, exact_options, with_plain_borders
 from onnxfuse.verifying.extents import Extents
 
@@ -119,9 +120,10 @@ class CudaRunner:
 
     memory = "cuda"
     """Where tensors lie, in ONNX Runtime's words."""
-    workers = 2
-    """One makes inputs while another's kernel runs; more wait for Python's lock: with four a ConvNeXt takes 7.1 s in
-    place of 5.3 (benchmarks/results, h100-optimising)."""
+    workers = 3
+    """Some make inputs while another's kernel runs; more wait for Python's lock.  By turns a U-Net took 20.6 to 22.4 s
+    with two and 19.2 with three on one machine, 12.3 to 14.2 and 12.5 to 12.7 on another
+    (benchmarks/results, h100-processes)."""
     most = 1 << 22
     """Predicted: 8 MB of float16 are on the GPU in a millisecond, and what it says of their blocks is read in four; a
     sample is 257 copies from the GPU, and one back."""
@@ -143,7 +145,6 @@ class CudaRunner:
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
         self.providers: Sequence[Any] = [(CUDA, options_of(device, settings)), "CPUExecutionProvider"]
-        self._poisons: dict[int, Array] = {}
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
         find_machine(device)  # lets the provider find cuBLAS and cuDNN
@@ -288,7 +289,11 @@ class CudaRunner:
         """
         kept: list[Array] = []  # in host memory ONNX Runtime works in the arrays themselves
         try:
-            binding = self._bound(session, feeds, kinds, outputs, shapes, kept)
+            try:
+                binding = self._bound(session, feeds, kinds, outputs, shapes, kept)
+            except KernelError:
+                self._check_turn()
+                raise
             with TURN:
                 results = self._in_turn(session, binding, outputs)
         except MemoryError as error:  # the host's, which is no fault of a kernel
@@ -337,8 +342,6 @@ class CudaRunner:
     def _bound(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
                shapes: Sequence[tuple[int, ...]] | None, kept: list[Array]) -> Any:
         """Inputs and poisoned outputs on the device; ``kept``: what of these has to stay in host memory meanwhile."""
-        import onnxruntime
-
         binding = session.io_binding()
         for name, kind in kinds.items():
             held = self._inputs.placed(name, feeds[name], kind)
@@ -346,22 +349,17 @@ class CudaRunner:
         names = [output.name for output in session.get_outputs()]
         for place, (name, kind) in enumerate(zip(names, outputs, strict=True)):
             if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
-                poison = self._poison(int(np.prod(shapes[place])) * array_type(kind).itemsize)
-                kept.append(poison.view(array_type(kind)).reshape(shapes[place]))
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], self.memory, self.device)
-                binding.bind_ortvalue_output(name, value)
+                binding.bind_ortvalue_output(name, self._poisoned(shapes[place], array_type(kind), kept))
             else:
                 binding.bind_output(name, self.memory, self.device)
         return binding
 
-    def _poison(self, nbytes: int) -> Array:
-        """So many bytes to fill an output with: those of a GPU are copied, and may be the same each time."""
-        if self.memory == "cpu":
-            return np.full(nbytes, _POISON, np.uint8)
-        bits = nbytes.bit_length()
-        if bits not in self._poisons:
-            self._poisons[bits] = np.full(1 << bits, _POISON, np.uint8)
-        return self._poisons[bits][:nbytes]
+    def _poisoned(self, shape: tuple[int, ...], dtype: np.dtype[Any], kept: list[Array]) -> Any:
+        """An output that a kernel has to write to; ``kept``: as in ``_bound``."""
+        if self.memory != HOST:
+            return filled(shape, dtype, _POISON, self.device)
+        kept.append(np.full(int(np.prod(shape)) * dtype.itemsize, _POISON, np.uint8).view(dtype).reshape(shape))
+        return copied(kept[-1], HOST, self.device)
 
 
 def options_of(device: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
