@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from onnxfuse.runtime.processes import compiler_pool
 from onnxfuse.schedules import named
 from onnxfuse.verifying import CudaRunner
 from onnxfuse.verifying.bounds import SECONDS, Bounds
-from onnxfuse.verifying.first_run import FirstRun, first_run
+from onnxfuse.verifying.first_run import FirstRun, Written, writing
 from onnxfuse.verifying.foreseen import Foreseeing, foreseeing
 
 _AS_IT_WAS = Refusal(
@@ -147,8 +147,10 @@ def optimise(
 def _optimised(loaded: LoadedModel, rules: Future[RuleSet], options: Options, tell: Tell, starting: Executor
                ) -> Optimised:
     """``optimise`` of a model that was read."""
+    writes = options.verify and not options.inputs  # the first run is of inputs that are made up
     try:
-        return _Optimisation.of(loaded, rules.result(), options, tell, starting).result()
+        with writing(loaded) if writes else nullcontext() as file:
+            return _Optimisation.of(loaded, rules.result(), options, tell, starting).result(file)
     except OnnxfuseError:
         raise
     except Exception:
@@ -183,11 +185,11 @@ class _Optimisation:
         forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
         return _Optimisation(loaded, forming.form(folded), forming, options, tell, compiler, runner, assumed)
 
-    def result(self) -> Optimised:
-        """The fused model, verified where that is asked for."""
+    def result(self, file: Written | None) -> Optimised:
+        """The fused model, verified where that is asked for; ``file``: for its first run."""
         options = self.options
         with ExitStack() as stack:
-            first = stack.enter_context(self._first_run())
+            first = None if file is None else self._first_run(file)
             if is_optimised(self.loaded.proto):
                 (plan, more), form, foreseen = UNCHANGED, self.form, None
             else:
@@ -200,16 +202,14 @@ class _Optimisation:
                 optimised = verified(optimised, options.inputs, self.tell, bounds, self.runner)
             return replace(optimised, first_run=None, foreseen=None)
 
-    def _first_run(self) -> AbstractContextManager[FirstRun | None]:
+    def _first_run(self, file: Written) -> FirstRun | None:
         """The runs of the original that verification begins with, made while it is planned; with biases of products as
         they will be if all find a place."""
         options = self.options
-        if not options.verify or options.inputs:
-            return nullcontext()
         biases, _ = self.forming.separable(self.form, options.objective.least_gain)
         apart = {name: bias for name, bias in biases.items() if not bias.stored}
-        return first_run(self.loaded, lambda slim: separate(slim, apart), self.form.costs.ledger,
-                         Bounds.of(options.verify_seconds), self.runner)
+        return file.run(lambda slim: separate(slim, apart), self.form.costs.ledger,
+                           Bounds.of(options.verify_seconds), self.runner)
 
     def _chosen(self, first: FirstRun | None, stack: ExitStack
                 ) -> tuple[Form, Plan, tuple[str, ...], Foreseeing | None]:

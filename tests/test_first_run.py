@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, current_thread
 from typing import Any
@@ -32,7 +33,7 @@ from onnxfuse.verifying import first_run as first
 from onnxfuse.verifying import kernels, sharing, whole
 from onnxfuse.verifying.bounds import Bounds, BoundSession, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES
-from onnxfuse.verifying.first_run import FirstRun, first_run
+from onnxfuse.verifying.first_run import FirstRun, writing
 from onnxfuse.verifying.runs import first_recipes
 
 Array = NDArray[Any]
@@ -141,10 +142,10 @@ def test_none_is_begun_where_memory_is_short(begun: list[FirstRun]) -> None:
     loaded, at = ledger(weighty, n=16)
     enough = run_bytes(at) + 3 * GROUP_BYTES + 64 * 64 * 4
     for memory, wanted in ((enough, True), (enough - 1, False)):
-        with first_run(loaded, lambda slim: slim, at, Bounds(memory=memory)) as run:
+        with first_run(loaded, at, Bounds(memory=memory)) as run:
             assert (run is not None) == wanted
     unknown, at = ledger(parse("g (int64[1] n) => (float[k] y) { e = ConstantOfShape(n) y = Neg(e) }"))
-    with first_run(unknown, lambda slim: slim, at, Bounds(memory=1 << 50)) as run:
+    with first_run(unknown, at, Bounds(memory=1 << 50)) as run:
         assert run is None
 
 
@@ -152,13 +153,21 @@ def test_another_model_does_not_have_its_results(begun: list[FirstRun]) -> None:
     loaded, at = ledger(parse(PLAIN), n=16)
     other = parse(PLAIN.replace("Neg", "Abs"))
     recipe = next(iter(first_recipes(at)))
-    with first_run(loaded, lambda slim: slim, at, Bounds()) as run:
+    with first_run(loaded, at, Bounds()) as run:
         assert run is not None
         own, stranger = (run.weights.slim(model, None) for model in (loaded.proto, other))
         outputs = run.outputs(recipe, own)
         assert outputs is not None and outputs[1][0].shape == (16, 64) and isinstance(run.session(own), BoundSession)
         assert run.outputs(recipe, stranger) is None and run.session(stranger) is None
         assert run.outputs(next(iter(first_recipes(Ledger(at.graph, {"n": 8})))), own) is None
+
+
+@contextmanager
+def first_run(loaded: LoadedModel, *given: Any) -> Iterator[FirstRun | None]:
+    """One of a model as it is."""
+    with writing(loaded) as file:
+        assert file is not None
+        yield file.run(lambda slim: slim, *given)
 
 
 def started(runner: Any) -> Future[Any]:
@@ -174,7 +183,7 @@ def test_the_device_runs_what_the_cpu_ran(text: str, begun: list[FirstRun]) -> N
     runner, short = OnDevice(), OnDevice(room=0)
     futures = started(runner), started(short), started(None), None
     for there, has in zip(futures, (text == PLAIN, False, False, False), strict=True):
-        with first_run(given, lambda slim: slim, at, Bounds(), there) as run:
+        with first_run(given, at, Bounds(), there) as run:
             assert run is not None
             own, stranger = (run.weights.slim(parse(each), None) for each in (text, PLAIN.replace("Neg", "Abs")))
             found = run.on_device(own, [run.run])
@@ -223,12 +232,12 @@ def test_a_run_that_does_not_end(begun: list[FirstRun], monkeypatch: pytest.Monk
     """Who waits for it waits as long as there is time; it ends with what it was begun for, also where that fails."""
     loaded, at = endless(begun, monkeypatch)
     start = time.monotonic()
-    with first_run(loaded, lambda slim: slim, at, Bounds()) as run:
+    with first_run(loaded, at, Bounds()) as run:
         assert run is not None
         slim = run.weights.slim(loaded.proto, None, Bounds(seconds=0.2))
         with pytest.raises(OutOfTimeError):
             run.session(slim)
-    with pytest.raises(VerificationError, match="planning fails"), first_run(loaded, lambda slim: slim, at, Bounds()):
+    with pytest.raises(VerificationError, match="planning fails"), first_run(loaded, at, Bounds()):
         raise VerificationError("planning fails")
     assert time.monotonic() - start < 20
 

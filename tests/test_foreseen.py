@@ -16,6 +16,7 @@ import pytest
 from cli_models import parse
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from test_first_run import first_run as one_first_run
 from test_spills import LONG, Said, planned
 
 from onnxfuse.errors import KernelError, VerificationError
@@ -160,7 +161,7 @@ def test_another_model_waits_for_nothing(model: Optimised) -> None:
 def begun(memory: int | None, model: Optimised) -> bool:
     runner: Future[None] = Future()
     runner.set_result(None)
-    with (first_run.first_run(model.loaded, lambda slim: slim, model.ledger, Bounds()) as first,
+    with (one_first_run(model.loaded, model.ledger, Bounds()) as first,
           foreseeing(lambda: model, first, runner, Bounds(memory=memory)) as found):  # type: ignore[arg-type]
         assert first is not None
         return found is not None

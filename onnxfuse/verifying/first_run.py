@@ -112,32 +112,52 @@ def sharing_first(first: FirstRun | None, loaded: LoadedModel, fused: onnx.Model
     yield first.slims(fused, bounds, folder)
 
 
-@contextmanager
-def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.ModelProto], ledger: Ledger,
-              bounds: Bounds, runner: Future[CudaRunner | None] | None = None) -> Iterator[FirstRun | None]:
-    """Begin it, where that is worth a thread and it fits into memory beside what else there is; it is ended with the
-    context.
+@dataclass(frozen=True)
+class Written:
+    """A model whose weights a thread writes to the file that its first run maps, before it is known how it runs.
 
-    Args:
-        spelled: gives the original, weights in files, in the form that the fused model will be compared with, as far as
-            that is known.
-        ledger: of the original at the sizes that are planned for.
-        runner: what will run kernels.
+    Attributes:
+        weights: what has the file; slim: the model, its weights there.
     """
-    # Beside it is what planning holds, and what a session may copy.
-    found = _worth_it(ledger, bounds, 3 * GROUP_BYTES + weight_bytes(loaded.proto))
-    if found is None:
+
+    loaded: LoadedModel
+    weights: Weights
+    slim: Future[Slim]
+    _pool: ThreadPoolExecutor
+    _until: UntilEnded
+
+    def run(self, spelled: Callable[[onnx.ModelProto], onnx.ModelProto], ledger: Ledger, bounds: Bounds,
+            runner: Future[CudaRunner | None] | None = None) -> FirstRun | None:
+        """Begin the first run, where that is worth a thread and it fits into memory beside what else there is.
+
+        Args:
+            spelled: gives the original, weights in files, in the form that the fused model will be compared with, as
+                far as that is known.
+            ledger: of the original at the sizes that are planned for.
+            runner: what will run kernels.
+        """
+        # Beside it is what planning holds, and what a session may copy.
+        held = weight_bytes(self.loaded.proto)
+        found = _worth_it(ledger, bounds, 3 * GROUP_BYTES + held)
+        if found is None:
+            self._pool.submit(self.weights.close)  # once it is written: another file may be, and room is not for both
+            return None
+        recipe, at, run = found
+        made = self._pool.submit(_run, self.slim, spelled, run)
+        on_device = self._pool.submit(_run_on_device, made, runner, run_bytes(at) + held, run)
+        return FirstRun(self.weights, recipe, run, at, self.slim, made, on_device)
+
+
+@contextmanager
+def writing(loaded: LoadedModel) -> Iterator[Written | None]:
+    """Begin with that, where there is a processor for it; it, and the run, are ended with the context."""
+    if processors() < 2:
         yield None
         return
-    recipe, at, run = found
     until = UntilEnded()
     with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
         try:
-            original = pool.submit(weights.slim, loaded.proto, loaded.folder, until)
-            made = pool.submit(_run, original, spelled, run)
-            needed = run_bytes(at) + weight_bytes(loaded.proto)
-            yield FirstRun(weights, recipe, run, at, original, made,
-                           pool.submit(_run_on_device, made, runner, needed, run))
+            yield Written(loaded, weights, pool.submit(weights.slim, loaded.proto, loaded.folder, until), pool, until)
         finally:
             until.end()
 
@@ -145,7 +165,7 @@ def first_run(loaded: LoadedModel, spelled: Callable[[onnx.ModelProto], onnx.Mod
 def _worth_it(ledger: Ledger, bounds: Bounds, beside: int) -> tuple[Recipe, Ledger, Run] | None:
     """How the inputs of the run are made, the ledger at its sizes, and the inputs; None where it is not worth a thread,
     or does not fit ``beside`` so many bytes."""
-    recipe = next(iter(first_recipes(ledger)), None) if processors() >= 2 else None
+    recipe = next(iter(first_recipes(ledger)), None)
     if recipe is None:
         return None
     at = ledger.at(recipe.sizes)

@@ -128,6 +128,10 @@ class Weights:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the file."""
         self._stack.close()
 
     def slim(self, model: onnx.ModelProto, folder: Path | None, bounds: Bounds = NONE) -> Slim:
