@@ -6,6 +6,7 @@ worth it."""
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 from ir_reference import evaluate_lowered
 from kernel_harness import Made, arguments, check, make, random_inputs, refused
@@ -95,6 +96,36 @@ def test_sizes_of_a_run() -> None:
                 "pads = [1,1,1,1]> (x) }")
     for height, width in ((1, 1), (31, 4), (6, 33)):
         check(mean, random_inputs(mean, {"n": 2, "h": height, "w": width}))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "stride", "dilation", "pads"), [
+    (2, 2, 1, (0, 0)), (3, 3, 1, (0, 0)), (3, 1, 1, (0, 0)), (3, 2, 1, (0, 0)), (5, 3, 1, (0, 0)), (5, 3, 1, (1, 0)), (3, 3, 2, (0, 0)),
+    (4, 6, 1, (0, 1))])
+def test_windows_larger_than_an_image(op: str, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> None:
+    """By less than a stride the runtime takes what there is, in one window."""
+    apart = f"kernel_shape = [{kernel}], strides = [{stride}], dilations = [{dilation}], pads = [{pads[0]},{pads[1]}]"
+    made = make(f"g (float[n,2,h] x) => (float[n,2,i] y) {{ y = {op} <{apart}> (x) }}", opset=19)
+    session, seen = onnxruntime.InferenceSession(made.model.SerializeToString(), providers=["CPUExecutionProvider"]), set()
+    for height in range(1, 10):
+        inputs = random_inputs(made, {"n": 3, "h": height})
+        try:
+            (wanted,) = session.run(["y"], inputs)
+        except Exception:  # ONNX Runtime has an exception type per status: sizes of which nothing is pooled
+            continue
+        np.testing.assert_allclose(evaluate(made.model, inputs)["y"], wanted, rtol=1e-6)
+        check(made, inputs)
+        fixed = make(f"g (float[3,2,{height}] x) => (float[3,2,{wanted.shape[2]}] y) {{ y = {op} <{apart}> (x) }}", opset=19)
+        check(fixed, inputs)
+        seen.add(wanted.shape[2])
+    assert {1, 2} <= seen
+
+
+def test_zeros_that_there_are_none_of() -> None:
+    """Without padding none count, whatever a node says."""
+    made = make("g (float[n,2,h] x) => (float[n,2,i] y) { y = AveragePool <kernel_shape = [3], strides = [3], count_include_pad = 1> (x) }")
+    for height in (1, 2, 3, 7):
+        check(made, random_inputs(made, {"n": 2, "h": height}))
 
 
 def test_what_is_computed_around_it() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 from onnxfuse.graph.context import INT64, Type, TypeContext
-from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.dims import Dim, dim, maximum, minimum
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncounted
@@ -14,20 +15,33 @@ from onnxfuse.operators.pooling import average_pool, max_pool
 from onnxfuse.operators.products import INT32
 from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, PLAIN, POOLING, RuntimeKernel, define, opaque
 
+Rounding = Literal["floor", "ceil", "zero"]
+"""Of the places that a window takes along an axis: to those at which it lies inside; to one more, which begins inside;
+and towards zero, as the runtime's pooling does it: a window that is larger than what is there, by less than a stride,
+takes one place and what is there, where the standard has it take none."""
 
-def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool) -> Dim:
+
+def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], rounding: Rounding) -> Dim:
     """How many places a sliding window takes along an axis."""
     free = size + (pads[0] + pads[1] - 1) - dilation * (kernel - 1)
-    length = ((free + (stride - 1)) // stride if ceil else free // stride) + 1
-    if ceil and length.value is not None and size.value is not None and (length.value - 1) * stride >= (
-        size.value + pads[0]
-    ):
+    lower, upper = free // stride + 1, (free + (stride - 1)) // stride + 1
+    if rounding == "floor":
+        return lower
+    if rounding == "zero":
+        # Nothing is pooled of an axis without elements.
+        if free.value is not None:
+            return upper if free.value < 0 else lower
+        least = (free - size).value
+        if least is None or least + 1 >= 0:
+            return lower
+        return maximum(lower, 1 if least + 1 > -stride else minimum(upper, 1))
+    if upper.value is not None and size.value is not None and (upper.value - 1) * stride >= size.value + pads[0]:
         # A window that would begin in the padding behind the data is dropped.
-        length = length - 1
-    return length
+        return upper - 1
+    return upper
 
 
-def sliding(context: TypeContext, size: Shape, kernel: Shape, ceil: bool = False) -> Shape:
+def sliding(context: TypeContext, size: Shape, kernel: Shape, rounding: Rounding = "floor") -> Shape:
     """Spatial sizes after a convolution or pooling with the node's strides, dilations and padding."""
     count = len(size)
     strides = [int(n) for n in context.attribute("strides") or [1] * count]
@@ -40,7 +54,7 @@ def sliding(context: TypeContext, size: Shape, kernel: Shape, ceil: bool = False
             result.append((size[axis] + (strides[axis] - 1)) // strides[axis])
             continue
         own = (0, 0) if automatic == "VALID" else (pads[axis], pads[axis + count])
-        result.append(window_length(size[axis], kernel[axis], strides[axis], dilations[axis], own, ceil))
+        result.append(window_length(size[axis], kernel[axis], strides[axis], dilations[axis], own, rounding))
     return tuple(result)
 
 
@@ -106,7 +120,7 @@ def pool_types(context: TypeContext) -> list[Type]:
         # Whether the last window begins in the padding depends on the size.
         sizes = tuple(context.unknown(axis + 2, len(shape)) for axis in range(len(spatial)))
     else:
-        sizes = sliding(context, spatial, kernel, ceil)
+        sizes = sliding(context, spatial, kernel, "ceil" if ceil else "zero")
     result = (*shape[:2], *sizes)
     return [Type(context.dtype(), result), Type(INT64, result)]
 

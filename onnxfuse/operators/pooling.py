@@ -38,9 +38,12 @@ def average_pool(node: Node, context: LoweringContext) -> Tensor:
     gone = _whole(windows, source.shape)
     if gone:
         return declare(mean(wide, gone), source.dtype)
-    padded = bool(integer_attribute(node, "count_include_pad", 0))
+    # Where there is no padding what lies in the image is counted, of a window that is larger than it too.
+    padding = _padding(node, len(windows))
+    pads = _pads_itself(node) or any(map(any, padding))
+    padded = pads and bool(integer_attribute(node, "count_include_pad", 0))
     if padded and not all(_fits(slide, source.shape[axis], behind) for (axis, slide), (_, behind) in zip(
-            windows.items(), _padding(node, len(windows)), strict=True)):
+            windows.items(), padding, strict=True)):
         # The runtime's providers divide by different numbers there.
         raise context.refuse("unsupported-mode", "an AveragePool whose last window may reach past its padding, which "
                              "counts, has no kernel")
@@ -101,7 +104,7 @@ def _windows(node: Node, shape: Shape, context: LoweringContext) -> dict[int, Sl
         raise ValueError("a window of no elements")
     found = slides_of(node, shape[2:], tuple(map(dim, kernel)), result_shape(node, context)[2:])
     windows = {axis + 2: slide for axis, slide in enumerate(found)}
-    same = node.attributes.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    same = _pads_itself(node)
     for (axis, slide), around in zip(windows.items(), _padding(node, len(kernel)), strict=True):
         if min(around) < 0 or max(around) >= kernel[axis - 2]:
             raise context.refuse("unsupported-mode", f"{node.op} with a padding of {around[0]} and {around[1]} around "
@@ -115,6 +118,11 @@ def _windows(node: Node, shape: Shape, context: LoweringContext) -> dict[int, Sl
     if not _whole(windows, shape) and prod(kernel) > MOST_TAPS:
         raise context.refuse("pool-window", f"windows of {prod(kernel)} elements; kernels have those up to {MOST_TAPS}")
     return windows
+
+
+def _pads_itself(node: Node) -> bool:
+    """Whether the node chooses its padding."""
+    return node.attributes.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
 
 
 def _padding(node: Node, count: int) -> list[tuple[int, int]]:
