@@ -209,7 +209,7 @@ class _Optimisation:
         biases, _ = self.forming.separable(self.form, options.objective.least_gain)
         apart = {name: bias for name, bias in biases.items() if not bias.stored}
         return file.run(lambda slim: separate(slim, apart), self.form.costs.ledger,
-                           Bounds.of(options.verify_seconds), self.runner)
+                        Bounds.of(options.verify_seconds), self.runner)
 
     def _chosen(self, first: FirstRun | None, stack: ExitStack
                 ) -> tuple[Form, Plan, tuple[str, ...], Foreseeing | None]:
