@@ -24,13 +24,18 @@ from onnxfuse.rewriting.standalone import value_types
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.nodes import NodeVerifier, _kernel_key
 from onnxfuse.verifying.results import NodeResult
-from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, off_by, wavering_model
+from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, WAY, off_by, wavering_model
 
 Array = NDArray[Any]
 
 VARIANCE = """
 g ({kind}[n, 37] x) => ({kind}[n, 1] y) {{
   m = ReduceMean <axes = [1]> (x) c = Sub(x, m) s = Mul(c, c) y = ReduceMean <axes = [1]> (s)
+}}
+"""
+NORMED = """
+g ({kind}[1, 5, n] x, {kind}[5] s, {kind}[5] b) => ({kind}[1, 5, n] y) {{
+  i = InstanceNormalization(x, s, b) y = Relu(i)
 }}
 """
 DIFFERENCE = """
@@ -65,8 +70,10 @@ def test_elements_move_apart_and_evaluations_differ(opset: int) -> None:
     wavering = wavering_model(model, value_types(model), lambda name: TensorProto.DOUBLE, 1,
                               exact=lambda node: False, sums=lambda node: False)
     evaluator = Evaluator(wavering)
-    runs = np.array([evaluator.run({"x": np.zeros(4097), SAMPLE: np.array(float(sample))})[0] - 1
-                     for sample in range(SAMPLES)])
+    runs, back = (np.array([
+        evaluator.run({"x": np.zeros(4097), SAMPLE: np.array(float(sample)), WAY: np.array(way)})[0] - 1
+        for sample in range(SAMPLES)]) for way in (1.0, -1.0))
+    np.testing.assert_allclose(back, -runs, atol=1e-12)
     limit = 2 * off_by(TensorProto.DOUBLE, 1)
     assert 0.9 * limit < np.abs(runs).max() <= 1.01 * limit
     assert abs(runs.mean()) < 0.05 * limit
@@ -107,6 +114,17 @@ def test_no_more_than_rounding_makes_of_it() -> None:
     x = np.repeat(np.linspace(0.1, 7.3, 29)[:, None], 37, axis=1)
     result = verdict(VARIANCE, "double", _Stands(lambda tensors: np.full((29, 1), 1e-26)), x)
     assert result.verdict == "failed"
+
+
+def test_behind_a_kink() -> None:
+    """Channels of one number, normalised, of which a Relu shows one sign alone: a kernel's mean is a little off, and
+    all of a channel with it."""
+    x = np.repeat(np.arange(1, 6, dtype=np.float32)[None, :, None], 400, axis=2)  # whose sums are exact
+    given = x, np.ones(5, np.float32), np.zeros(5, np.float32)
+    off = 3e-7 * x / np.sqrt(np.float32(1e-5))
+    result = verdict(NORMED, "float", _Stands(lambda tensors: off), *given)
+    assert result.verdict == "passed", result.message
+    assert verdict(NORMED, "float", _Stands(lambda tensors: 100 * off), *given).verdict == "failed"
 
 
 def test_the_last_digits_of_a_difference() -> None:

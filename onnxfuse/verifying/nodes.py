@@ -325,7 +325,7 @@ class _Case:
             mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
-            moved = moves(wanted, [taken(each[place]) for each in reference.wavering(arrays, self.length)])
+            moved = moves(wanted, (taken(each[place]) for each in reference.wavering(arrays, self.length)))
             mine = replace_moved(mine, wanted, moved)
             again = compared(mine, sides, own, types, leeway)
             comparison = again if again.passed else comparison

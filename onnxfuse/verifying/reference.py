@@ -13,7 +13,7 @@ On a GPU the original's own result comes from the CUDA provider instead (``runne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,7 @@ from onnxfuse.verifying.feeds import is_float
 from onnxfuse.verifying.hidden import guarded_model, may_hide, outweighed_model, shown
 from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
 from onnxfuse.verifying.tolerances import WIDTHS
-from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, wavering_model
+from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, WAY, wavering_model
 
 Array = NDArray[Any]
 
@@ -151,7 +151,7 @@ class Reference:
         converted = self._nudgers[0].converted(feeds)
         return [evaluator.run(converted) for evaluator in self._nudgers]
 
-    def wavering(self, feeds: Mapping[str, Array], length: int) -> list[list[Array]]:
+    def wavering(self, feeds: Mapping[str, Array], length: int) -> Iterator[list[Array]]:
         """The outputs in float64 some times over, the operands of what rounds a little off at random (``wavering``).
 
         Args:
@@ -163,7 +163,9 @@ class Reference:
             exact=lambda node: not node.domain and node.op_type in _MOVES, sums=_adds_many,
         ), self._declared)
         converted = evaluator.converted(feeds)
-        return [evaluator.run({**converted, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
+        for sample in range(SAMPLES):
+            for way in (1.0, -1.0):
+                yield evaluator.run({**converted, SAMPLE: np.array(float(sample)), WAY: np.array(way)})
 
     def hidden(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
         """The outputs where nothing that a mask of places or a guard hides shows (``hidden``); nothing where there is

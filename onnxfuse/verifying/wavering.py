@@ -6,14 +6,15 @@ all that is in it.  (That is the backward error of summation; the same holds of 
 can be asked of a result beyond how much it moves when operands do by as much.  Where terms cancel that is more than
 any share of the result, which may be zero; a square of such a difference moves by the square of it, which no bound that
 is linear in the error tells.  Hence operands move at random here, all at once, and each element of the outputs is
-looked at in some such evaluations.
+looked at in some such evaluations, and in as many with all moves the other way: behind a Relu half of them would show
+nothing.
 
 What is exact does not move where one operator rounds its result alone: ``a - b`` of two inputs has no error to share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import sqrt
 from typing import Any
 
@@ -28,10 +29,11 @@ from onnxfuse.verifying.spelling import Spelling
 Array = NDArray[Any]
 
 SAMPLES = 8
-"""Evaluations: of a million elements that cancel alike, in all of which random shares come out small for none."""
+"""Evaluations each way: of a million elements that cancel alike, in all of which random shares come out small for
+none."""
 
-SAMPLE = "wavering.sample"
-"""Input that tells evaluations apart."""
+SAMPLE, WAY = "wavering.sample", "wavering.way"
+"""Inputs that tell evaluations apart: a number, and one or minus one."""
 
 WITHIN = 2.0
 """Times the largest move seen that passes."""
@@ -59,7 +61,8 @@ def wavering_model(
     lifted: onnx.ModelProto, wide: Mapping[str, int], declared: Callable[[str], int], length: int,
     exact: Callable[[onnx.NodeProto], bool], sums: Callable[[onnx.NodeProto], bool],
 ) -> onnx.ModelProto:
-    """A body in float64 that moves the operands of what rounds by random shares, others for each number in ``SAMPLE``.
+    """A body in float64 that moves the operands of what rounds by random shares, others for each number in ``SAMPLE``
+    and as far one way as the other by ``WAY``.
 
     Args:
         lifted: the body; wide: types of its values.
@@ -71,7 +74,7 @@ def wavering_model(
     result = onnx.ModelProto()
     result.CopyFrom(lifted)
     result.graph.ClearField("node")
-    result.graph.input.append(helper.make_tensor_value_info(SAMPLE, TensorProto.DOUBLE, []))
+    result.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.DOUBLE, []) for name in (SAMPLE, WAY))
     computed: set[str] = set()
     for place, original in enumerate(lifted.graph.node):
         node = onnx.NodeProto()
@@ -108,7 +111,7 @@ def _moving(name: str, target: str, share: float, together: bool, seed: int, ops
 
 
 def _factor(to: Spelling, share: float, seed: int, places: str | None = None) -> str:
-    """1 + a number in [-share, share] for each of ``places``, or one for all, another in each sample.
+    """1 + a number in [-share, share] for each of ``places``, or one for all, another in each sample, times the way.
 
     The digits of a sine that is large are as good as random.  The runtime's random operators do not do: it has none
     for some operator sets that it has all the rest for.
@@ -119,10 +122,11 @@ def _factor(to: Spelling, share: float, seed: int, places: str | None = None) ->
         phase = step("Add", phase, step("Mul", places, number(12.9898)))
     large = step("Mul", step("Sin", phase), number(43758.5453))
     digits = step("Sub", large, step("Floor", large))
-    return step("Add", step("Mul", digits, number(2 * share)), number(1 - share))
+    moved = step("Mul", step("Sub", digits, number(0.5)), number(2 * share))
+    return step("Add", step("Mul", moved, WAY), number(1.0))
 
 
-def moves(exact: Array, samples: Sequence[Array]) -> Array:
+def moves(exact: Array, samples: Iterable[Array]) -> Array:
     """How far each element of an output may be off, from evaluations of a wavering body."""
     largest = np.zeros(exact.shape)
     with np.errstate(invalid="ignore", over="ignore"):
