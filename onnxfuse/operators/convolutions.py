@@ -28,13 +28,11 @@ def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tupl
     if rounding == "floor":
         return lower
     if rounding == "zero":
-        # Nothing is pooled of an axis without elements.
-        if free.value is not None:
-            return upper if free.value < 0 else lower
-        least = (free - size).value
-        if least is None or least + 1 >= 0:
+        # Of a size that is not known one element is the least: nothing is pooled of an axis without any.
+        least = free.value if free.value is not None else (free - size + 1).value
+        if least is None or least >= 0:
             return lower
-        return maximum(lower, 1 if least + 1 > -stride else minimum(upper, 1))
+        return maximum(lower, 1 if least > -stride else minimum(upper, 1))
     if upper.value is not None and size.value is not None and (upper.value - 1) * stride >= size.value + pads[0]:
         # A window that would begin in the padding behind the data is dropped.
         return upper - 1

@@ -22,6 +22,7 @@ from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray
 from onnxfuse.verifying.device_bodies import FINITE
 from onnxfuse.verifying.device_inputs import DeviceInputs
+from onnxfuse.verifying.device_values import HOST
 from onnxfuse.verifying.evaluate import (
     CPU,
     Kind,
@@ -121,7 +122,7 @@ class DeviceReferences:
             held = self._inputs.placed(info.name, feeds[info.name], info.type.tensor_type.elem_type)
             binding.bind_ortvalue_input(held.name, held.value)
         for info in model.graph.output:
-            binding.bind_output(info.name, *(["cpu"] if info.name == FINITE else [self._where, self._device]))
+            binding.bind_output(info.name, *([HOST] if info.name == FINITE else [self._where, self._device]))
         with TURN:  # not for copies and sessions, which end no device
             session.run_with_iobinding(binding)
             binding.synchronize_outputs()
@@ -136,7 +137,7 @@ class DeviceReferences:
     def _memory(self) -> Memory:
         from onnxfuse.measuring.machine import HostMemory, find_machine
 
-        return HostMemory() if self._where == "cpu" else find_machine(self._device).memory()
+        return HostMemory() if self._where == HOST else find_machine(self._device).memory()
 
     def _made(self, model: onnx.ModelProto, most: int) -> Any:
         """The session of a body.

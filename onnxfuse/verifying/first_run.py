@@ -124,7 +124,6 @@ class Written:
     weights: Weights
     slim: Future[Slim]
     _pool: ThreadPoolExecutor
-    _until: UntilEnded
 
     def run(self, spelled: Callable[[onnx.ModelProto], onnx.ModelProto], ledger: Ledger, bounds: Bounds,
             runner: Future[CudaRunner | None] | None = None) -> FirstRun | None:
@@ -157,7 +156,7 @@ def writing(loaded: LoadedModel) -> Iterator[Written | None]:
     until = UntilEnded()
     with Weights() as weights, ThreadPoolExecutor(1, "onnxfuse-first-run") as pool:
         try:
-            yield Written(loaded, weights, pool.submit(weights.slim, loaded.proto, loaded.folder, until), pool, until)
+            yield Written(loaded, weights, pool.submit(weights.slim, loaded.proto, loaded.folder, until), pool)
         finally:
             until.end()
 

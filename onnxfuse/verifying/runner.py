@@ -321,9 +321,9 @@ class CudaRunner:
     def _result(self, value: Any, kind: int) -> Values:
         """An output; on the host where it is there, or is of another type than the kernel's."""
         dtype, shape = array_type(kind), tuple(value.shape())
-        if self.memory != "cpu" and value.element_type() == kind and 0 not in shape:
+        if self.memory != HOST and value.element_type() == kind and 0 not in shape:
             return DeviceArray(value, self._memory, value.data_ptr(), shape, dtype)
-        return value.numpy().astype(dtype, copy=self.memory == "cpu")  # type: ignore[no-any-return]
+        return value.numpy().astype(dtype, copy=self.memory == HOST)  # type: ignore[no-any-return]
 
     @cached_property
     def _memory(self) -> Memory:
