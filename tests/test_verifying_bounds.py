@@ -23,7 +23,7 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying import bounds, verify
-from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, OutOfTimeError
+from onnxfuse.verifying.bounds import Beside, Bounds, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.sharing import sharing
 
 LONG = 30.0
@@ -131,6 +131,18 @@ def test_memory_that_a_run_just_does_not_have(memory: int) -> None:
     """Wherever it is that it ends."""
     result = verify(optimise(parse(CHAIN), Options(verify=False, dims={"batch": 50_000})), bounds=Bounds(memory=memory))
     assert result.whole.identical or "memory" in result.whole.message, result.text()
+
+
+def test_threads_that_start_where_no_memory_is_left() -> None:
+    """Not as many as there are stacks to use again, nor as many as there is room for."""
+    limit = Bounds(memory=1 << 20)
+    with limit.within_memory():
+        within = resource.getrlimit(resource.RLIMIT_DATA)
+        many = [Beside(lambda number=number: number) for number in range(40)]
+        assert resource.getrlimit(resource.RLIMIT_DATA) == within
+    assert [each.result() for each in many] == list(range(40)) and within[0] != resource.RLIM_INFINITY
+    with pytest.raises(ZeroDivisionError):
+        Beside(lambda: 1 // 0).result()
 
 
 def test_sizes_that_show_in_a_run_alone() -> None:

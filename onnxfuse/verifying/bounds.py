@@ -16,8 +16,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from threading import Lock, Thread
+from typing import Any, Generic, TypeVar
 
 import onnxruntime
 
@@ -148,29 +148,17 @@ class Bounds:
         left = self.left()
         if left is None:
             return work(options)
-        results: list[Result] = []
-        errors: list[BaseException] = []
-
-        def worker() -> None:
-            try:
-                results.append(work(options))
-            except BaseException as error:  # it belongs to whoever waits
-                errors.append(error)
-
-        thread = Thread(target=worker, name="onnxfuse-verify", daemon=True)
-        thread.start()
+        under_way = Beside(lambda: work(options))
+        late = True
         try:
-            thread.join(left)
+            late = not under_way.ends_within(left)
         finally:
-            late = thread.is_alive()
             if late:
                 options.terminate = True
-                thread.join(GRACE)
+                under_way.ends_within(GRACE)
         if late:
             raise self._late()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return under_way.result()
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
@@ -180,15 +168,67 @@ class Bounds:
         if self.memory is None or held is None:
             yield
             return
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = held + self.memory
-        if soft != resource.RLIM_INFINITY:
-            wanted = min(wanted, soft)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        with _CHANGING:
+            before = _data_limit(held + self.memory if soft == resource.RLIM_INFINITY
+                                 else min(held + self.memory, soft))
         try:
             yield
         finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            with _CHANGING:
+                _data_limit(before)
+
+
+_CHANGING = Lock()
+"""Held while the process's limit is another than before and after."""
+
+
+def _data_limit(limit: int | None) -> int:
+    """Let the process's data take no more than this, or, where None, all that it may; what the limit was."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard if limit is None else limit, hard))
+    return before
+
+
+class Beside(Generic[Result]):
+    """Work in a thread of its own, which starts whatever ``within_memory`` leaves: a thread that finds no memory
+    before it has said that it runs is waited for for ever by ``Thread.start``."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="onnxfuse-beside", daemon=True)
+        with _CHANGING:
+            before = _data_limit(None)
+            try:
+                self._thread.start()
+            finally:
+                _data_limit(before)
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # it belongs to whoever waits
+            self._error = error
+
+    def __enter__(self) -> Beside[Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, after so many seconds at most."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """What comes of it, or what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
 
 
 NONE = Bounds()

@@ -11,10 +11,9 @@ model do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
-from onnxfuse.verifying.bounds import BoundsError
+from onnxfuse.verifying.bounds import Beside, BoundsError
 from onnxfuse.verifying.capture import named, run_model
 from onnxfuse.verifying.closeness import EXACT, Closeness, difference, measured
 from onnxfuse.verifying.evaluate import CPU
@@ -102,9 +101,8 @@ class Whole:
         self._original, self._fused, self._providers, self._closeness = original, fused, providers, closeness
         self.bounds, self.on_cpu = original.bounds, original if list(providers) == CPU else None
         self.names = [info.name for info in original.model.graph.output]
-        self._begun: tuple[Run, Future[_Results]] | None = None
-        with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:
-            giving = pool.submit(self._made, kinds)
+        self._begun: tuple[Run, Beside[_Results]] | None = None
+        with Beside(partial(self._made, kinds)) as giving:
             self._session = original.session(providers)
         self._giving = giving.result()
 
@@ -130,8 +128,8 @@ class Whole:
         """
         if not beside:
             return run_model(self._session, self._original.model, run)
-        with ThreadPoolExecutor(1, "onnxfuse-beside") as pool:  # where the original fails, the other has ended too
-            self._begun = run, pool.submit(self._fused_results, run)
+        with Beside(partial(self._fused_results, run)) as begun:  # where the original fails, the other has ended too
+            self._begun = run, begun
             return run_model(self._session, self._original.model, run)
 
     def _results(self, run: Run) -> _Results:
