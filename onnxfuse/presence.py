@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfuse.planning.hardware import Profile, profile_for_device, profiles_called
+from onnxfuse.runtime.importing import import_cupy
 from onnxfuse.runtime.library import present_gpus
 
 __all__ = ["present_gpus", "present_profile"]
@@ -20,9 +21,7 @@ def present_profile(device: int = 0, profiles: Sequence[Profile] | None = None) 
     if device >= len(present):
         return None
     try:
-        import cupy
-
-        properties = cupy.cuda.runtime.getDeviceProperties(device)
+        properties = import_cupy().cuda.runtime.getDeviceProperties(device)
     except (ImportError, RuntimeError):
         # CUDA's own errors are RuntimeErrors; the doctor says what to mend.
         (major, minor), name = present[device].capability, present[device].name

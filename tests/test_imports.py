@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from functools import cache
@@ -151,6 +152,18 @@ def test_planning_makes_kernels_in_one_place() -> None:
     makers = {f"onnxfuse.schedules.{name}" for name in ("asked", "make_kernel")}
     found = {path.name for path in (PACKAGE / "planning").glob("*.py") if imported(path) & makers}
     assert found == {"known.py"}
+
+
+@GROUP
+def test_cupy_is_imported_in_one_place() -> None:
+    """Threads that begin with different modules of it break it (``runtime.importing``)."""
+    line = re.compile(r"^.*\b(?:import|from) cupy\b.*$", re.MULTILINE)
+    found = {str(path.relative_to(PACKAGE)): line.findall(path.read_text()) for path in modules()}
+    own = found.pop("runtime/importing.py")
+    assert own == ["            import cupy"]
+    assert {line for lines in found.values() for line in lines} == {"    import cupy"}
+    assert all("if TYPE_CHECKING:\n    import cupy\n" in (PACKAGE / name).read_text() and len(lines) == 1
+               for name, lines in found.items() if lines)
 
 
 def loaded(script: str) -> set[str]:

@@ -277,6 +277,8 @@ def test_what_optimising_takes_is_told_by_stage(tmp_path):
     text = optimising.show([(subject, dict.fromkeys(optimising.WAYS, each)) for each in (taken, slow)], [])
     assert text.count("| pass |") == text.count("| FAIL |") == 1
     assert "| pass |" in optimising.show([(subject, {optimising.WAYS[0]: taken})], [])
+    lost = optimising.show([(subject, {optimising.WAYS[0]: replace(taken, nodes=0, taken_back=1)})], [])
+    assert "| FAIL: 1 nodes taken back |" in lost
 
 
 def test_cold_start_allowances():

@@ -83,6 +83,40 @@ def test_no_cupy_is_an_error_with_a_remedy() -> None:
     )
 
 
+def test_threads_that_want_cupy_at_one_time() -> None:
+    """One asks the GPU what it is while another compiles: in each order, as it hangs on how long either takes."""
+    code = (
+        "import sys, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from onnxfuse.runtime.importing import import_cupy\n"
+        "from onnxfuse.runtime.nvrtc import binding\n"
+        "works = [import_cupy, lambda: binding().getVersion()]\n"
+        "with ThreadPoolExecutor(2) as pool:\n"
+        "    first = pool.submit(works[int(sys.argv[1])])\n"
+        "    time.sleep(float(sys.argv[2]))\n"
+        "    for each in first, pool.submit(works[1 - int(sys.argv[1])]): print(type(each.result()).__name__)\n"
+    )
+    for first, later in (0, 0.0), (0, 0.02), (1, 0.0), (1, 0.02):
+        done = subprocess.run([sys.executable, "-c", code, str(first), str(later)], capture_output=True, text=True,
+                              check=False)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.split()) == ["module", "tuple"]
+
+
+@pytest.mark.parametrize("raised", ["ImportError('no')", "AttributeError('half of it')", "OSError('no library')"])
+def test_cupy_that_does_not_load(tmp_path: Path, raised: str) -> None:
+    """What asks the GPU for its figures then does without, as does what looks for a compiler."""
+    (tmp_path / "cupy.py").write_text(f"raise {raised}")
+    code = ("from onnxfuse.runtime.importing import import_cupy\n"
+            "for _ in range(2):\n"
+            "    try: import_cupy()\n"
+            "    except ImportError as error: print(error)\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, sys.path)))})
+    said = raised.split("'")[1]
+    assert done.stdout.splitlines() == [said if raised.startswith("I") else f"CuPy does not load: {said}"] * 2
+
+
 def test_the_runtime_imports_without_cupy_and_graph_stages() -> None:
     code = ("import sys, onnxfuse.runtime, onnxfuse.runtime.callback\n"
             "print(sorted({m.split('.')[0] for m in sys.modules} & {'cupy', 'onnx_graphsurgeon', 'onnx', 'torch'}))")

@@ -379,6 +379,19 @@ def test_no_runner_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_runner() is None
 
 
+def test_no_runner_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that nobody can compile are not run; none of them is wrong for that."""
+    def none() -> None:
+        asked.append(1)
+        raise KernelError("no CUDA compiler")
+
+    asked: list[int] = []
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr("onnxfuse.runtime.gpus", lambda: [Gpu(0, "H100", (9, 0), 132, (13, 0))])
+    monkeypatch.setattr("onnxfuse.runtime.nvrtc.headers", none)
+    assert find_runner() is None and asked
+
+
 class _OnCpu(CudaRunner):
     """The GPU's runner with ONNX Runtime's CPU provider in place of CUDA's: nodes run as their functions."""
 

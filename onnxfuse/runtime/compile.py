@@ -25,6 +25,7 @@ from onnxfuse.runtime.allowed import check_options, check_source
 from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
 from onnxfuse.runtime.figures import VERBOSE, KernelFigures, from_bytes, read_log, to_bytes
+from onnxfuse.runtime.importing import import_cupy
 from onnxfuse.runtime.nvrtc import binding, compiler, headers
 from onnxfuse.runtime.processes import compiler_pool, workers
 
@@ -226,8 +227,7 @@ def load_kernels(image: bytes, kernels: Sequence[str], device: int = 0) -> dict[
         KernelError: the GPU refuses the image, or a kernel is not in it.
         OSError: there is no folder for temporary files.
     """
-    import cupy
-
+    cupy = import_cupy()
     # CuPy keeps modules by path, so that each image needs a path of its own.
     with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder, cupy.cuda.Device(device):
         path = Path(folder) / "kernel.cubin"

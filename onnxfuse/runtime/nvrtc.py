@@ -18,6 +18,7 @@ from typing import Any
 
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime import library
+from onnxfuse.runtime.importing import import_cupy
 from onnxfuse.runtime.nvrtc_library import NvrtcLibrary
 
 _WHEELS = {"nvidia-cuda-nvrtc": 13, "nvidia-cuda-nvrtc-cu12": 12}
@@ -77,8 +78,7 @@ def binding() -> Any:
     if compiler() is None:
         raise KernelError("no CUDA compiler: CuPy is not installed", remedy=remedy)
     try:
-        from cupy.cuda import nvrtc
-
+        nvrtc = import_cupy().cuda.nvrtc
         major, minor = nvrtc.getVersion()
     except Exception as error:  # CuPy raises what its loader met: ImportError, RuntimeError, OSError
         raise KernelError(f"no CUDA compiler: {error}", remedy=remedy) from error

@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime.compile import KernelSource, default_compiler, load_kernels
+from onnxfuse.runtime.importing import import_cupy
 from onnxfuse.verifying.blocks import BLOCK, parts
 from onnxfuse.verifying.device_arrays import TURN, DeviceArray, Values, on_host
 from onnxfuse.verifying.evaluate import array_type
@@ -122,8 +123,7 @@ class DeviceExtents:
     def _fields(self, got: Values, reference: Values, own: Array | None, types: tuple[int, int]) -> Array | None:
         """What the kernel says of each block; None where the GPU has no memory for it, or does not answer: that is no
         fault of the kernel that is compared, whose results are here."""
-        import cupy
-
+        cupy = import_cupy()
         try:
             return np.concatenate([*self._in_turns(got, reference, own, types)])
         except (MemoryError, KernelError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError):
@@ -135,8 +135,7 @@ class DeviceExtents:
         Raises:
             KernelError: the kernel does not compile, or the GPU does not take it.
         """
-        import cupy
-
+        cupy = import_cupy()
         kernel = self._kernels()[entry(types[0])]
         with cupy.cuda.Device(self._device):
             for start in range(0, got.size, MOST_ELEMENTS):
@@ -169,8 +168,7 @@ class DeviceExtents:
 def _bytes(values: Values, part: slice, dtype: np.dtype[Any] | None = None) -> cupy.ndarray:
     """Elements on the GPU, where they may be already, as bytes: CuPy has no bfloat16.  ``dtype``: what those of the
     host are made of first."""
-    import cupy
-
+    cupy = import_cupy()
     if not isinstance(values, DeviceArray):
         return cupy.asarray(values[part].astype(dtype or values.dtype, copy=False).view(np.uint8))
     width = values.dtype.itemsize

@@ -134,14 +134,16 @@ class CudaRunner:
         algorithms that cuDNN takes for the best where they do not say.
 
         Raises:
-            KernelError: there is no driver or no such GPU, or the provider does not start.
+            KernelError: no driver, no such GPU, no compiler or its headers, or a provider that does not start.
         """
         from onnxfuse.measuring.machine import find_machine
         from onnxfuse.runtime import gpus
+        from onnxfuse.runtime.nvrtc import headers
 
         found = gpus()
         if device >= len(found):
             raise KernelError(f"there is no GPU {device}: the driver shows {len(found)}")
+        headers()  # without a compiler every kernel would seem wrong
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
         self.providers: Sequence[Any] = [(CUDA, options_of(device, settings)), "CPUExecutionProvider"]

@@ -30,7 +30,8 @@ _SPELLED = "Fused nodes add biases of products, which come last then: the origin
 
 
 def find_runner(device: int = 0, settings: Mapping[str, str] | None = None) -> CudaRunner | None:
-    """The GPU, where there is one and ONNX Runtime can use it; runs have these options of the CUDA provider."""
+    """The GPU, where there is one, ONNX Runtime can use it and kernels can be compiled; runs have these options of the
+    CUDA provider."""
     import onnxruntime
 
     if CUDA not in onnxruntime.get_available_providers():
