@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -242,3 +243,20 @@ def test_what_quantising_by_the_range_owes(values: list[float], wanted: tuple[li
     found = EmulatedRunner().kernel(node, made.model, {"x0": np.array(values, np.float32)}, None)
     for array, right in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(array, right)
+    for array, right in zip(Reference(node, made.model).outputs({"x0": np.array(values, np.float32)}), wanted,
+                            strict=True):
+        np.testing.assert_array_equal(array, right)
+
+
+def test_what_a_providers_own_result_makes_of_no_numbers_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one element that is no number the CPU provider's range hangs on the place where it stands."""
+    def own(*_: Any) -> list[NDArray[Any]]:
+        asked.append(1)
+        return [np.array([255] * 40, np.uint8), np.array(np.inf, np.float32), np.array(255, np.uint8)]
+
+    asked: list[int] = []
+    monkeypatch.setattr(EmulatedRunner, "own", own)
+    text = "g (float[n] x) => (uint8[n] y, float s, uint8 z) { t = Neg(x) y, s, z = DynamicQuantizeLinear(t) }"
+    made = optimise(parse(text), Options(verify=False, target="H100", dims={"n": 40}, database=False, least_gain=0.0))
+    result = verify(made, EmulatedRunner())
+    assert [node.verdict for node in result.nodes] == ["passed"] and not asked, result.text()

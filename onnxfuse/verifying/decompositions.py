@@ -294,6 +294,8 @@ def _quantize(site: _Site) -> bool:
 
 def _dynamic_quantize(site: _Site) -> bool:
     """As the standard has it, in float32; the scale of zeros is 1, as the CPU provider has that."""
+    if site.kind == TensorProto.DOUBLE:
+        return _narrowly(site)
     if site.kind != TensorProto.FLOAT:
         return False
     step, value = site.to.step, site.node.input[0]
@@ -310,6 +312,20 @@ def _dynamic_quantize(site: _Site) -> bool:
     point = step("Cast", near, to=TensorProto.UINT8, result=point)
     node = helper.make_node("QuantizeLinear", [value, scale, point], [result])
     return _quantize(replace(site, node=node, target=TensorProto.UINT8))
+
+
+def _narrowly(site: _Site) -> bool:
+    """The same of what is float64 in a reference: there is no other type for it, and what it rounds hangs on that."""
+    node = onnx.NodeProto()
+    node.CopyFrom(site.node)
+    node.input[0] = site.to.step("Cast", site.node.input[0], to=TensorProto.FLOAT)
+    scale = "".join(site.node.output[1:2])
+    if scale:
+        node.output[1] = f"{site.to.stem}.narrow"
+    _dynamic_quantize(replace(site, node=node, kind=TensorProto.FLOAT))
+    if scale:
+        site.to.step("Cast", node.output[1], to=TensorProto.DOUBLE, result=scale)
+    return True
 
 
 def _power(site: _Site) -> bool:
