@@ -23,6 +23,7 @@ from onnxfuse.doctor import cuda
 from onnxfuse.doctor.installed import loaded_from
 from onnxfuse.measuring.database import Environment, Measurement, open_database
 from onnxfuse.runtime import library, nvrtc
+from onnxfuse.runtime.cache import Cache
 from onnxfuse.version import __version__, _version
 
 PARTS = ["NVIDIA driver", "GPU", "ONNX Runtime", "CUDA provider", "native library", "CuPy", "NVRTC", "CUDA headers",
@@ -122,6 +123,10 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
         __version__, "registered with ONNX Runtime")
     assert parts["database"]["message"] == "none yet: `onnxfuse tune MODEL` makes it"
     assert parts["compiler cache"]["message"] == "0 kernels, 0.0 MB" and not list(tmp_path.iterdir())
+    assert Cache(tmp_path, "nvrtc-1").write("sm_90-1.cubin", bytes(300_000))
+    (tmp_path / "emulator" / "1").mkdir(parents=True)
+    (tmp_path / "emulator" / "1" / "no.cubin").touch()
+    assert examined(0, **places)["compiler cache"]["message"] == "1 kernels, 0.3 MB"
     examined(1, "--require-gpu", **places)
 
 

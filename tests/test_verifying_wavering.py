@@ -6,7 +6,7 @@ be off by as much as rounding makes of it (``verifying.wavering``), and a fault 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from onnxfuse.rewriting.standalone import value_types
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.nodes import NodeVerifier, _kernel_key
 from onnxfuse.verifying.results import NodeResult
-from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, WAY, off_by, wavering_model
+from onnxfuse.verifying.wavering import FAR, FIRST, MANY, SAMPLE, SAMPLES, WAY, WITHIN, moves, off_by, wavering_model
 
 Array = NDArray[Any]
 
@@ -172,3 +172,23 @@ def test_shares_grow_with_what_is_summed() -> None:
     assert off_by(TensorProto.FLOAT, 1) < off_by(TensorProto.FLOAT, 10**6) < 1e-3
     assert off_by(TensorProto.FLOAT16, 1) < off_by(TensorProto.FLOAT16, 10**6) < 1e-2
     assert off_by(TensorProto.DOUBLE, 10**6) < 1e-12
+
+
+@pytest.mark.parametrize(("wrong", "made"), [(MANY, 2 * FIRST), (MANY - 1, 2 * SAMPLES)])
+def test_what_many_elements_are_far_beyond_is_not_looked_at_any_more(wrong: int, made: int) -> None:
+    """Few may be unlucky; the last evaluation moves them furthest."""
+    seen: list[int] = []
+    asked: list[float] = []
+
+    def samples() -> Iterator[Array]:
+        for number in range(2 * SAMPLES):
+            seen.append(number)
+            yield np.full(100, float(number))
+
+    def beyond(largest: Array) -> int:
+        asked.append(float(largest.max()))
+        return wrong
+
+    found = moves(np.zeros(100), samples(), beyond)
+    assert len(seen) == made and asked == [FAR * WITHIN * (2 * FIRST - 1)]
+    assert found.tolist() == [WITHIN * (made - 1)] * 100

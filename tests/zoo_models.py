@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import onnx
 from emulated import EmulatedRunner, FaultyRunner
 from numpy.typing import NDArray
+from quick_compiler import quickly
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph import bind
@@ -134,8 +136,9 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bo
 
     Args:
         kernels: by text, what to call it and its plan's compiler options.
-        every: compile for every architecture; else every other one for the oldest, which lacks what others have, and
-            the rest for one of these in turn: texts differ less between architectures than from each other.
+        every: compile for every architecture, with all optimisation; else every other one for the oldest, which lacks
+            what others have, and the rest for one of these in turn: texts differ less between architectures than from
+            each other.
     """
 
     def attempt(text: str, architecture: int) -> str | None:
@@ -150,7 +153,7 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bo
     jobs = [(text, architecture) for place, text in enumerate(kernels)
             for architecture in (architectures() if every else
                                  (others[place // 2 % len(others)] if place % 2 else oldest,))]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with nullcontext() if every else quickly(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return [failure for failure in pool.map(lambda job: attempt(*job), jobs) if failure is not None]
 
 

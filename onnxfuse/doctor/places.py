@@ -36,7 +36,7 @@ def cache() -> Finding:
         if reason:
             return Finding("compiler cache", "limited", path=str(folder),
                            message=f"It cannot be written ({reason}): {_AGAIN}.", remedy=_OWN)
-        entries = [entry.stat().st_size for entry in folder.rglob("*.cubin")]
+        entries = [entry.stat().st_size for entry in folder.glob("*/*.cubin")]  # by compiler
     except OSError as error:
         return Finding("compiler cache", "limited", path=str(folder),
                        message=f"It cannot be used ({error.strerror or error}): {_AGAIN}.", remedy=_OWN)

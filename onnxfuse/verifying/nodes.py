@@ -325,10 +325,13 @@ class _Case:
             mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
-            moved = moves(wanted, (taken(each[place]) for each in reference.wavering(arrays, self.length)))
-            mine = replace_moved(mine, wanted, moved)
-            again = compared(mine, sides, own, types, leeway)
-            comparison = again if again.passed else comparison
+
+            def again(largest: Array) -> Comparison:
+                return compared(replace_moved(mine, wanted, largest), sides, own, types, leeway)
+
+            moved = moves(wanted, (taken(each[place]) for each in reference.wavering(arrays, self.length)),
+                          lambda largest: again(largest).wrong)
+            comparison = found if (found := again(moved)).passed else comparison
         return comparison
 
 

@@ -35,6 +35,10 @@ none."""
 SAMPLE, WAY = "wavering.sample", "wavering.way"
 """Inputs that tell evaluations apart: a number, and one or minus one."""
 
+FIRST, FAR, MANY = 3, 4.0, 64
+"""After so many evaluations each way no more are made where so many elements are off by so many times what passes until
+then: the other five would all have to move that much further."""
+
 WITHIN = 2.0
 """Times the largest move seen that passes."""
 
@@ -126,13 +130,20 @@ def _factor(to: Spelling, share: float, seed: int, places: str | None = None) ->
     return step("Add", step("Mul", moved, WAY), number(1.0))
 
 
-def moves(exact: Array, samples: Iterable[Array]) -> Array:
-    """How far each element of an output may be off, from evaluations of a wavering body."""
+def moves(exact: Array, samples: Iterable[Array], beyond: Callable[[Array], int]) -> Array:
+    """How far each element of an output may be off, from evaluations of a wavering body; not from all of them where
+    the first leave no doubt.
+
+    Args:
+        beyond: how many elements are wrong where so far is allowed.
+    """
     largest = np.zeros(exact.shape)
     with np.errstate(invalid="ignore", over="ignore"):
-        for sample in samples:
+        for number, sample in enumerate(samples, 1):
             move = np.abs(sample.astype(np.float64) - exact)
             largest = np.maximum(largest, np.where(np.isfinite(move), move, 0.0))
+            if number == 2 * FIRST and beyond(FAR * WITHIN * largest) >= MANY:
+                break
     return WITHIN * largest
 
 
