@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import os
@@ -19,6 +20,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Kernels compiled for the CPU stay from one run to the next, whatever folders tests have the rest kept in.
 os.environ.setdefault("ONNXFUSE_EMULATOR_CACHE", f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}")
+
+# Arrays come and go by the thousand: memory that goes back to the system with each is cleared again for the next.
+if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    for parameter in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc
+        libc.mallopt(parameter, 256 << 20)
 
 ROOM = 8 << 30
 """Bytes in memory that what tests write must have: four times what they do, of which one run's is kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -325,14 +325,18 @@ class _Case:
             mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
-
-            def again(largest: Array) -> Comparison:
-                return compared(replace_moved(mine, wanted, largest), sides, own, types, leeway)
-
-            moved = moves(wanted, (taken(each[place]) for each in reference.wavering(arrays, self.length)),
-                          lambda largest: again(largest).wrong)
-            comparison = found if (found := again(moved)).passed else comparison
+            samples = (taken(each[place]) for each in reference.wavering(arrays, self.length))
+            found = _moved(mine, wanted, samples, lambda moved: compared(moved, sides, own, types, leeway))
+            comparison = found if found.passed else comparison
         return comparison
+
+
+def _moved(got: Array, wanted: Array, samples: Iterable[Array], judge: Callable[[Array], Comparison]) -> Comparison:
+    """What ``judge`` says of a kernel's result as far as it is beyond what a wavering body's evaluations allow."""
+    def beyond(largest: Array) -> Comparison:
+        return judge(replace_moved(got, wanted, largest))
+
+    return beyond(moves(wanted, samples, lambda largest: beyond(largest).wrong))
 
 
 @overload
