@@ -180,6 +180,14 @@ def test_nothing_is_owed_where_float64_alone_has_a_number() -> None:
     assert first == 2 and rest == [7] * 4
 
 
+def test_what_float32_has_as_infinite_may_be_that() -> None:
+    """Where the original has no number: of a quotient of two infinities, say."""
+    nan, inf = float("nan"), float("inf")
+    exact, own = np.full(5, 2.0), np.array([nan, nan, nan, nan, 1.0], np.float32)
+    got, single = np.array([-inf, inf, nan, 7, -inf], np.float32), np.full(5, -inf, np.float32)
+    assert replace_unowed(got, single, exact, own).tolist() == [2, inf, 2, 7, -inf]
+
+
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
 @pytest.mark.parametrize("fault", ["none", "one element", "everywhere", "not finite", "to one side"])
 def test_blocks_are_judged_as_the_whole_is(dtype: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

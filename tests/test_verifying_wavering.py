@@ -38,6 +38,12 @@ g ({kind}[1, 5, n] x, {kind}[5] s, {kind}[5] b) => ({kind}[1, 5, n] y) {{
   i = InstanceNormalization(x, s, b) y = Relu(i)
 }}
 """
+QUANTISED = """
+g ({kind}[n, 37] x, {kind}[37] s) => (uint8[n, 37] y)
+<{kind} one = {{1}}, uint8 zero = {{101}}> {{
+  m = ReduceMean <axes = [1]> (x) c = Sub(x, m) t = Mul(c, s) y = QuantizeLinear(t, one, zero)
+}}
+"""
 DIFFERENCE = """
 g ({kind}[n, 64] a, {kind}[n, 64] b, {kind}[n, 64] c) => ({kind}[n, 64] y) {{
   p = Mul(a, b) q = Mul(b, c) s = Add(p, q) y = Sub(s, p)
@@ -125,6 +131,20 @@ def test_behind_a_kink() -> None:
     result = verdict(NORMED, "float", _Stands(lambda tensors: off), *given)
     assert result.verdict == "passed", result.message
     assert verdict(NORMED, "float", _Stands(lambda tensors: 100 * off), *given).verdict == "failed"
+
+
+@pytest.mark.parametrize(("number", "verdict_"), [(0, "passed"), (255, "passed"), (102, "failed")])
+def test_a_number_that_rounding_decides(number: int, verdict_: str) -> None:
+    """Rows of one number, less their mean and times infinity: no number in the reference, which is the zero point, and
+    either end of the range where a mean is off."""
+    x = np.repeat(np.linspace(0.1, 7.3, 29).astype(np.float32)[:, None], 37, axis=1)
+    scale = np.ones(37, np.float32)
+    scale[5] = np.inf
+    found = np.full((29, 37), 101, np.uint8)
+    found[:, 5] = number
+    result = verdict(QUANTISED, "float", _Stands(lambda tensors: found), x, scale,
+                     np.array(1, np.float32), np.array(101, np.uint8))
+    assert result.verdict == verdict_, result.message
 
 
 def test_the_last_digits_of_a_difference() -> None:

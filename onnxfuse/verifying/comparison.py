@@ -71,12 +71,16 @@ def replace_unowed(got: Array, single: Array, exact: Array, own: Array) -> Array
     """A kernel's result with the reference's numbers where nothing is owed.
 
     That is where the original overflows to no number at all, float32 does too, and float64 alone knows better, as of
-    the norm of a row of the largest numbers: ONNX Runtime's own kernels give NaN or 0, by the order they sum in.
+    the norm of a row of the largest numbers: ONNX Runtime's own kernels give NaN or 0, by the order they sum in.  Where
+    float32 is infinite, as of a quotient whose parts only the original's narrow type has both as infinite, the kernel
+    may be that too, or no number.
 
     Args:
         got, single, exact, own: see ``compared`` and ``near``.
     """
-    unowed = np.isnan(own.astype(np.float64)) & np.isnan(single.astype(np.float64)) & np.isfinite(exact)
+    ours, alone = got.astype(np.float64), single.astype(np.float64)
+    lost = np.isnan(alone) | (np.isinf(alone) & ((ours == alone) | np.isnan(ours)))
+    unowed = np.isnan(own.astype(np.float64)) & lost & np.isfinite(exact)
     with np.errstate(over="ignore"):
         result: Array = np.where(unowed, exact.astype(got.dtype), got)
     return result

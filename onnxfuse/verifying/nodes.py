@@ -19,7 +19,7 @@ from onnxfuse.verifying.blocks import pieces, sample
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.comparison import Comparison, Leeway, compared, near, replace_unowed
 from onnxfuse.verifying.device_arrays import DeviceArray, Values, on_host
-from onnxfuse.verifying.feeds import Feeds, edges
+from onnxfuse.verifying.feeds import Feeds, edges, is_float
 from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.runner import KernelRunner
@@ -324,19 +324,24 @@ class _Case:
             leeway = replace(leeway, nearness=near(single, wanted, own))
             mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
-        if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
+        if not comparison.passed and mine.shape == wanted.shape and (types[0] in TABLE or precision.decides):
             samples = (taken(each[place]) for each in reference.wavering(arrays, self.length))
-            found = _moved(mine, wanted, samples, lambda moved: compared(moved, sides, own, types, leeway))
+            found = _wavered(mine, sides, samples, lambda got, sides: compared(got, sides, own, types, leeway))
             comparison = found if found.passed else comparison
         return comparison
 
 
-def _moved(got: Array, wanted: Array, samples: Iterable[Array], judge: Callable[[Array], Comparison]) -> Comparison:
-    """What ``judge`` says of a kernel's result as far as it is beyond what a wavering body's evaluations allow."""
-    def beyond(largest: Array) -> Comparison:
-        return judge(replace_moved(got, wanted, largest))
+def _wavered(got: Array, sides: Sequence[Array], samples: Iterable[Array],
+             judge: Callable[[Array, Sequence[Array]], Comparison]) -> Comparison:
+    """What ``judge`` says of a kernel's result as far as it is beyond what a wavering body's evaluations allow: of
+    floats how far these move, of what a computed number decides that it is what one of them gives."""
+    if not is_float(got):
+        return judge(got, [*sides, *samples])
 
-    return beyond(moves(wanted, samples, lambda largest: beyond(largest).wrong))
+    def beyond(largest: Array) -> Comparison:
+        return judge(replace_moved(got, sides[0], largest), sides)
+
+    return beyond(moves(sides[0], samples, lambda largest: beyond(largest).wrong))
 
 
 @overload
