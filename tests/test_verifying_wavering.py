@@ -133,17 +133,28 @@ def test_behind_a_kink() -> None:
     assert verdict(NORMED, "float", _Stands(lambda tensors: 100 * off), *given).verdict == "failed"
 
 
-@pytest.mark.parametrize(("number", "verdict_"), [(0, "passed"), (255, "passed"), (102, "failed")])
-def test_a_number_that_rounding_decides(number: int, verdict_: str) -> None:
+@pytest.mark.parametrize(("column", "number", "verdict_"), [(5, 0, "passed"), (5, 255, "passed"), (4, 102, "failed")])
+def test_a_number_that_rounding_decides(column: int, number: int, verdict_: str) -> None:
     """Rows of one number, less their mean and times infinity: no number in the reference, which is the zero point, and
     either end of the range where a mean is off."""
     x = np.repeat(np.linspace(0.1, 7.3, 29).astype(np.float32)[:, None], 37, axis=1)
     scale = np.ones(37, np.float32)
     scale[5] = np.inf
     found = np.full((29, 37), 101, np.uint8)
-    found[:, 5] = number
+    found[:, column] = number
     result = verdict(QUANTISED, "float", _Stands(lambda tensors: found), x, scale,
                      np.array(1, np.float32), np.array(101, np.uint8))
+    assert result.verdict == verdict_, result.message
+
+
+@pytest.mark.parametrize(("number", "verdict_"), [(101, "passed"), (60, "passed"), (3, "failed")])
+def test_a_byte_that_lies_between(number: int, verdict_: str) -> None:
+    """What cancels, in units of what is left of it: any of the numbers around the reference's."""
+    x = np.repeat(np.linspace(0.1, 7.3, 29).astype(np.float32)[:, None], 37, axis=1)
+    given = x, np.full(37, 1e7, np.float32), np.array(1, np.float32), np.array(101, np.uint8)
+    found = np.full((29, 37), 101, np.uint8)
+    found[-1, 5] = number
+    result = verdict(QUANTISED, "float", _Stands(lambda tensors: found), *given)
     assert result.verdict == verdict_, result.message
 
 

@@ -334,9 +334,13 @@ class _Case:
 def _wavered(got: Array, sides: Sequence[Array], samples: Iterable[Array],
              judge: Callable[[Array, Sequence[Array]], Comparison]) -> Comparison:
     """What ``judge`` says of a kernel's result as far as it is beyond what a wavering body's evaluations allow: of
-    floats how far these move, of what a computed number decides that it is what one of them gives."""
+    floats how far these move, of what a computed number decides that it is what one of them gives, and of bytes, to
+    which numbers are quantised, that it lies between what they give."""
     if not is_float(got):
-        return judge(got, [*sides, *samples])
+        given = [sides[0], *samples]
+        if got.dtype in (np.int8, np.uint8):
+            got = np.where((np.minimum.reduce(given) <= got) & (got <= np.maximum.reduce(given)), sides[0], got)
+        return judge(got, [*sides, *given[1:]])
 
     def beyond(largest: Array) -> Comparison:
         return judge(replace_moved(got, sides[0], largest), sides)
