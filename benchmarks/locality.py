@@ -10,15 +10,15 @@ the time in which its intermediates are written and read.  ``--dry-run`` names t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, apart, environment, measured_on, table, write_results
+from common import RESULTS, apart, environment, measured_on, table
+from region_times import conclude
 
 PARTS = (2, 4, 8)
 """Strips of an image."""
@@ -145,14 +145,13 @@ def _microseconds(run: Callable[[], None]) -> float:
 
 def measured(chains: tuple[Chain, ...]) -> list[LocalityResult]:
     """Every chain, timed; in a process of its own."""
-    def each() -> Iterator[LocalityResult]:
-        for chain in chains:
-            network = _Network(chain)
-            yield LocalityResult(
-                chain, _microseconds(network.whole), _microseconds(network.images) if chain.batch > 1 else None,
-                {parts: _microseconds(partial(network.strips, parts)) for parts in PARTS})
-
-    return list(each())
+    found = []
+    for chain in chains:
+        network = _Network(chain)
+        found.append(LocalityResult(
+            chain, _microseconds(network.whole), _microseconds(network.images) if chain.batch > 1 else None,
+            {parts: _microseconds(partial(network.strips, parts)) for parts in PARTS}))
+    return found
 
 
 def show(found: list[LocalityResult]) -> str:
@@ -171,12 +170,8 @@ def show(found: list[LocalityResult]) -> str:
 def main(dry_run: bool, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
     found = [LocalityResult(chain) for chain in CHAINS] if dry_run else apart(measured, CHAINS)
-    text = show(found)
-    click.echo(text)
-    if not dry_run:
-        path = write_results(out, "locality", where, {"chains": [asdict(each) for each in found]}, text)
-        click.echo(f"written: {path} and .json", err=True)
-    sys.exit(0)
+    conclude((show(found), True), "locality", where, {"chains": [asdict(each) for each in found]},
+             None if dry_run else out)
 
 
 if __name__ == "__main__":

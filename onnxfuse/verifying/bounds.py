@@ -168,8 +168,8 @@ class Bounds:
         if self.memory is None or held is None:
             yield
             return
-        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
         with _CHANGING:
+            soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
             before = _data_limit(held + self.memory if soft == resource.RLIM_INFINITY
                                  else min(held + self.memory, soft))
         try:
@@ -195,10 +195,9 @@ class Beside(Generic[Result]):
     before it has said that it runs is waited for for ever by ``Thread.start``."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
         self._results: list[Result] = []
         self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="onnxfuse-beside", daemon=True)
+        self._thread = Thread(target=self._run, args=(work,), name="onnxfuse-beside", daemon=True)
         with _CHANGING:
             before = _data_limit(None)
             try:
@@ -206,9 +205,9 @@ class Beside(Generic[Result]):
             finally:
                 _data_limit(before)
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], Result]) -> None:
         try:
-            self._results.append(self._work())
+            self._results.append(work())
         except BaseException as error:  # it belongs to whoever waits
             self._error = error
 
