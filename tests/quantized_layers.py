@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.tuning import TuneOptions, tune
 
 WIDTH, HIDDEN = 64, 128
@@ -104,9 +105,10 @@ def measured(
     """As planned where products take less time than the runtime's nodes, and those of integers less than others."""
     timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 40.0 if "int8" not in kernel else
                       together if "together" in kernel else 20.0)
+    sizes, kernels = dims or {"rows": 96}, KnownKernels()
     with open_database(database) as kept:
-        tune(model, timer, kept, TuneOptions(dims=dims or {"rows": 96}))
-    return planned(model, database=database, least_gain=1.0, dims=dims or {"rows": 96}, **options)
+        tune(model, timer, kept, TuneOptions(dims=sizes, kernels=kernels))
+    return planned(model, database=database, least_gain=1.0, dims=sizes, kernels=kernels, **options)
 
 
 def operators(made: Optimised, *, chosen: bool) -> list[tuple[list[str], bool]]:

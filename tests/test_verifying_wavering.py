@@ -24,7 +24,7 @@ from onnxfuse.rewriting.standalone import value_types
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.nodes import NodeVerifier, _kernel_key
 from onnxfuse.verifying.results import NodeResult
-from onnxfuse.verifying.wavering import FAR, FIRST, MANY, SAMPLE, SAMPLES, WAY, WITHIN, moves, off_by, wavering_model
+from onnxfuse.verifying.wavering import FAR, FIRST, MANY, SAMPLE, SAMPLES, WAY, WITHIN, Moves, off_by, wavering_model
 
 Array = NDArray[Any]
 
@@ -211,15 +211,21 @@ def test_what_many_elements_are_far_beyond_is_not_looked_at_any_more(wrong: int,
     seen: list[int] = []
     asked: list[float] = []
 
-    def samples() -> Iterator[Array]:
+    def samples() -> Iterator[list[Array]]:
         for number in range(2 * SAMPLES):
             seen.append(number)
-            yield np.full(100, float(number))
+            yield [np.full(100, float(number)), np.array([number])]
 
     def beyond(largest: Array) -> int:
         asked.append(float(largest.max()))
         return wrong
 
-    found = moves(np.zeros(100), samples(), beyond)
+    moves = Moves([np.zeros(100), np.array([-1])], samples())
+    assert not seen, "nothing was asked"
+    found = moves.largest(0, beyond)
     assert len(seen) == made and asked == [FAR * WITHIN * (2 * FIRST - 1)]
     assert found.tolist() == [WITHIN * (made - 1)] * 100
+    # The next kernel is compared with the same ones, and what needs all of them makes the rest.
+    assert moves.largest(0, lambda largest: wrong).tolist() == found.tolist() and len(seen) == made
+    assert [int(each[0]) for each in moves.given(1)] == [-1, *range(2 * SAMPLES)] and len(seen) == 2 * SAMPLES
+    assert moves.largest(0, lambda largest: MANY).tolist() == [WITHIN * (2 * SAMPLES - 1)] * 100

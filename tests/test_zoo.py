@@ -83,7 +83,8 @@ def test_naming_patterns_costs_nothing(model: ZooModel) -> None:
     """Fuse rules are names: with them a plan is predicted to be as quick as without, but for 0.1%."""
     named = [rule.id for rule in load_rules([rules_folder()]).fuse]
     row = model.rows[0]
-    plain = optimise(row.optimised.loaded, Options(dims=row.dims, target=TARGET, verify=False, disable=named))
+    plain = optimise(row.optimised.loaded, Options(
+        dims=row.dims, target=TARGET, verify=False, disable=named, kernels=model.kernels))
     seconds = [CostModel(made.ledger, made.profile).total(made.plan.fusions)
                for made in (row.optimised, plain)]
     assert seconds[0] <= 1.001 * seconds[1]
@@ -132,7 +133,7 @@ def run(path: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 def test_optimising_again_changes_nothing(model: ZooModel, fused_file: Path) -> None:
     first = model.rows[0]
-    again = optimise(fused_file, Options(dims=first.dims, target=TARGET, verify=False))
+    again = optimise(fused_file, Options(dims=first.dims, target=TARGET, verify=False, kernels=model.kernels))
     assert [fusion.rule for fusion in again.plan.fusions] == []
     assert len(read_fused(again.model)) == len(first.optimised.plan.fusions)
     assert again.model.SerializeToString(deterministic=True) == (

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from onnxfuse.errors import KernelError
 from onnxfuse.graph import bind
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.rewriting import FusedNode, planned_form, read_fused
 from onnxfuse.runtime.compile import architectures, compile_cubin
 from onnxfuse.verifying import RunInputs
@@ -76,10 +77,11 @@ class Sized:
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A model of the zoo; ``path`` is its file with weights."""
+    """A model of the zoo; ``path`` is its file with weights, ``kernels`` what is known from one plan to the next."""
 
     name: str
     path: Path
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False, compare=False)
 
     @classmethod
     def hydrate(cls, name: str, folder: Path) -> ZooModel:
@@ -105,7 +107,7 @@ class ZooModel:
         """The model fused without verification."""
         # CPU time of the one thread that works, because others may keep the machine busy.
         start = time.process_time()
-        optimised = optimise(self.path, Options(dims=dims, target=TARGET, verify=False))
+        optimised = optimise(self.path, Options(dims=dims, target=TARGET, verify=False, kernels=self.kernels))
         return Sized(dims, optimised, time.process_time() - start)
 
     @property

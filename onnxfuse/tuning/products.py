@@ -61,7 +61,7 @@ def measure_products(
         warnings.warn(f"nothing was measured: {error.message}", stacklevel=2)
         return None
     wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stages=_STAGES, tf32=tf32,
-                         fold_weights=options.fold_weights)
+                         fold_weights=options.fold_weights, kernels=options.kernels)
     try:
         with open_database(path) as kept:
             return tune(loaded, timer, kept, wanted, tell)

@@ -54,6 +54,7 @@ class TuneOptions:
         tf32: whether the runtime may round operands of float32 products to TF32.
         fold_weights: as ``pipeline.Options`` has it.
         watch: sees kernels that do not end; None where nobody does.
+        kernels: as ``pipeline.Options`` has it: a plan behind it that is given the same knows what was made for it.
     """
 
     rules: Sequence[str | Path] = ()
@@ -65,6 +66,7 @@ class TuneOptions:
     tf32: bool = True
     fold_weights: bool = False
     watch: Watch | None = None
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def tune(
     # depthwise convolution with what is around it, or values lie channels-last, both ways.
     provider = {} if options.tf32 else {TF32: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
-                     provider_options=provider, fold_weights=options.fold_weights, eager=True)
+                     provider_options=provider, fold_weights=options.fold_weights, eager=True,
+                     kernels=options.kernels)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.runner import KernelRunner
 from onnxfuse.verifying.tolerances import TABLE
-from onnxfuse.verifying.wavering import moves, replace_moved
+from onnxfuse.verifying.wavering import Moves, replace_moved
 
 Array = NDArray[Any]
 
@@ -325,27 +325,33 @@ class _Case:
             mine = replace_unowed(ours, single, wanted, own)
             comparison = compared(mine, sides, own, types, leeway)
         if not comparison.passed and mine.shape == wanted.shape and (types[0] in TABLE or precision.decides):
-            samples = (taken(each[place]) for each in reference.wavering(arrays, self.length))
-            found = _wavered(mine, sides, samples, lambda got, sides: compared(got, sides, own, types, leeway))
+            found = self._wavered(
+                place, mine, chosen, lambda got, more: compared(got, [*sides, *more], own, types, leeway))
             comparison = found if found.passed else comparison
         return comparison
 
+    @cached_property
+    def _moves(self) -> Moves:
+        """How far the results may be off because of what cancels in them."""
+        return Moves(self.wanted, self.reference.wavering(self.arrays, self.length))
 
-def _wavered(got: Array, sides: Sequence[Array], samples: Iterable[Array],
-             judge: Callable[[Array, Sequence[Array]], Comparison]) -> Comparison:
-    """What ``judge`` says of a kernel's result as far as it is beyond what a wavering body's evaluations allow: of
-    floats how far these move, of what a computed number decides that it is what one of them gives, and of bytes, to
-    which numbers are quantised, that it lies between what they give."""
-    if not is_float(got):
-        given = [sides[0], *samples]
-        if got.dtype in (np.int8, np.uint8):
-            got = np.where((np.minimum.reduce(given) <= got) & (got <= np.maximum.reduce(given)), sides[0], got)
-        return judge(got, [*sides, *given[1:]])
+    def _wavered(self, place: int, got: Array, chosen: Array | None,
+                 judge: Callable[[Array, Sequence[Array]], Comparison]) -> Comparison:
+        """What ``judge`` says of a kernel's result, and of what it may be beside the reference, as far as it is beyond
+        what a wavering body's evaluations allow: of floats how far these move, of what a computed number decides that
+        it is what one of them gives, and of bytes, to which numbers are quantised, that it lies between what they give.
+        """
+        if not is_float(got):
+            given = [_taken(each, chosen) for each in self._moves.given(place)]
+            if got.dtype in (np.int8, np.uint8):
+                got = np.where((np.minimum.reduce(given) <= got) & (got <= np.maximum.reduce(given)), given[0], got)
+            return judge(got, given[1:])
+        exact = _taken(self.wanted[place], chosen)
 
-    def beyond(largest: Array) -> Comparison:
-        return judge(replace_moved(got, sides[0], largest), sides)
+        def beyond(largest: Array) -> Comparison:
+            return judge(replace_moved(got, exact, _taken(largest, chosen)), ())
 
-    return beyond(moves(sides[0], samples, lambda largest: beyond(largest).wrong))
+        return beyond(self._moves.largest(place, lambda largest: beyond(largest).wrong))
 
 
 @overload

@@ -96,6 +96,7 @@ class Reference:
         }
         self._exact = Evaluator(self.lifted, self._declared)
         self._before: dict[str, tuple[Array, Array]] = {}
+        self._wavering: dict[int, Evaluator] = {}
 
     @property
     def downgraded(self) -> tuple[str, ...]:
@@ -157,11 +158,13 @@ class Reference:
         Args:
             length: of the longest sum.
         """
-        sources = {node.output[0]: node.input[0] for node in self.lifted.graph.node if node.op_type == "Cast"}
-        evaluator = Evaluator(wavering_model(
-            self.lifted, value_types(self.lifted), lambda name: _declared(name, sources, self.types), length,
-            exact=lambda node: not node.domain and node.op_type in _MOVES, sums=_adds_many,
-        ), self._declared)
+        if length not in self._wavering:
+            sources = {node.output[0]: node.input[0] for node in self.lifted.graph.node if node.op_type == "Cast"}
+            self._wavering[length] = Evaluator(wavering_model(
+                self.lifted, value_types(self.lifted), lambda name: _declared(name, sources, self.types), length,
+                exact=lambda node: not node.domain and node.op_type in _MOVES, sums=_adds_many,
+            ), self._declared)
+        evaluator = self._wavering[length]
         converted = evaluator.converted(feeds)
         for sample in range(SAMPLES):
             for way in (1.0, -1.0):

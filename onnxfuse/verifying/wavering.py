@@ -14,7 +14,8 @@ What is exact does not move where one operator rounds its result alone: ``a - b`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import sqrt
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.graph.order import STANDARD_DOMAINS
+from onnxfuse.verifying.feeds import is_float
 from onnxfuse.verifying.spelling import Spelling
 
 Array = NDArray[Any]
@@ -130,25 +132,51 @@ def _factor(to: Spelling, share: float, seed: int, places: str | None = None) ->
     return step("Add", step("Mul", moved, WAY), number(1.0))
 
 
-def moves(exact: Array, samples: Iterable[Array], beyond: Callable[[Array], int]) -> Array:
-    """How far each element of an output may be off, from evaluations of a wavering body; not from all of them where
-    the first leave no doubt.
+class Moves:
+    """How far each element of the outputs may be off, from evaluations of a wavering body.  They are made as far as
+    they are asked for, once for all outputs and for all kernels that are compared with them."""
 
-    Args:
-        beyond: how many elements are wrong where so far is allowed.
-    """
-    largest = np.zeros(exact.shape)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for number, sample in enumerate(samples, 1):
-            move = np.abs(sample.astype(np.float64) - exact)
-            largest = np.maximum(largest, np.where(np.isfinite(move), move, 0.0))
-            if number == 2 * FIRST and beyond(FAR * WITHIN * largest) >= MANY:
-                break
-    return WITHIN * largest
+    def __init__(self, exact: Sequence[Array], samples: Iterator[Sequence[Array]]) -> None:
+        """``exact``: the outputs of the body itself; ``samples``: of the wavering one, ``SAMPLES`` times each way."""
+        self._exact, self._samples = exact, samples
+        self._made = 0
+        self._largest: dict[int, Array] = {
+            place: np.zeros(one.shape) for place, one in enumerate(exact) if is_float(one)}
+        self._given: dict[int, list[Array]] = {
+            place: [one] for place, one in enumerate(exact) if place not in self._largest}
+
+    def given(self, place: int) -> list[Array]:
+        """What an output of integers or booleans is: first the body's own."""
+        self._make(2 * SAMPLES)
+        return self._given[place]
+
+    def largest(self, place: int, beyond: Callable[[Array], int]) -> Array:
+        """How far the elements of an output of floats may be off; not from all evaluations where the first leave no
+        doubt.
+
+        Args:
+            beyond: how many elements are wrong where so far is allowed.
+        """
+        self._make(2 * FIRST)
+        if self._made == 2 * FIRST and beyond(FAR * WITHIN * self._largest[place]) < MANY:
+            self._make(2 * SAMPLES)
+        return WITHIN * self._largest[place]
+
+    def _make(self, count: int) -> None:
+        """Evaluations up to so many."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            for sample in islice(self._samples, max(0, count - self._made)):
+                self._made += 1
+                for place, one in enumerate(sample):
+                    if place in self._given:
+                        self._given[place].append(one)
+                        continue
+                    move = np.abs(one.astype(np.float64) - self._exact[place])
+                    np.maximum(self._largest[place], np.where(np.isfinite(move), move, 0.0), out=self._largest[place])
 
 
 def replace_moved(got: Array, exact: Array, largest: Array) -> Array:
-    """A kernel's result with the reference's numbers where it is as near to them as ``moves`` says; what is further off
+    """A kernel's result with the reference's numbers where it is as near to them as ``Moves`` says; what is further off
     is left to be compared by the others' limits."""
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(got.astype(np.float64) - exact) <= largest
