@@ -322,6 +322,8 @@ class Drafting:
             best = _best(drafts, plans, self.eager)
             if best in done:
                 return drafts[best], plans[best]
+            if compiled is not None:
+                drafts[best].begin(compiled)  # what joins regions is compiled beside these, not after them
             plans[best] = drafts[best].compiled(compiled)
             done.add(best)
 

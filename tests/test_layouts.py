@@ -190,12 +190,13 @@ class Compiling:
     whole = True
 
     def __init__(self, takes: Callable[[Kernel], bool]) -> None:
-        self.takes, self.asked = takes, set[str]()
+        self.takes, self.asked, self.ahead = takes, set[str](), list[set[str]]()
 
     def begin(self, kernels: Sequence[Kernel]) -> None:
         self.asked.update(kernel.source for kernel in kernels)
 
     def arriving(self, kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+        self.ahead.append(set(self.asked))
         self.begin(kernels)
         return iter(kernels)
 
@@ -212,6 +213,7 @@ def test_only_the_form_that_is_taken_is_compiled(laid: Optimised, known: Path, m
     compiling = Compiling(lambda kernel: True)
     assert compiling.fuse(known, monkeypatch).model == laid.model
     assert compiling.asked == {region.kernel.source for region in laid.regions}
+    assert compiling.ahead[0] == compiling.asked, "what is joined is begun before any is waited for"
 
 
 def test_what_does_not_compile_has_the_other_form_taken(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,12 @@ g ({kind}[n, 37] x, {kind}[37] s) => (uint8[n, 37] y)
   m = ReduceMean <axes = [1]> (x) c = Sub(x, m) t = Mul(c, s) y = QuantizeLinear(t, one, zero)
 }}
 """
+ABOVE = """
+g ({kind}[n, 37] x) => (bool[n, 37] y)
+<{kind} least = {{0.000001}}> {{
+  m = ReduceMean <axes = [1]> (x) c = Sub(x, m) y = Greater(c, least)
+}}
+"""
 DIFFERENCE = """
 g ({kind}[n, 64] a, {kind}[n, 64] b, {kind}[n, 64] c) => ({kind}[n, 64] y) {{
   p = Mul(a, b) q = Mul(b, c) s = Add(p, q) y = Sub(s, p)
@@ -144,6 +150,17 @@ def test_a_number_that_rounding_decides(column: int, number: int, verdict_: str)
     found[:, column] = number
     result = verdict(QUANTISED, "float", _Stands(lambda tensors: found), x, scale,
                      np.array(1, np.float32), np.array(101, np.uint8))
+    assert result.verdict == verdict_, result.message
+
+
+@pytest.mark.parametrize(("row", "verdict_"), [(3, "passed"), (0, "failed")])
+def test_a_truth_that_rounding_decides(row: int, verdict_: str) -> None:
+    """Whether numbers are above the mean of their row by next to nothing: of a row of one number either is as good."""
+    x = np.full((29, 37), 4.0, np.float32)  # whose sums are exact
+    x[0] += np.linspace(0, 1e-3, 37).astype(np.float32)
+    found = x > x.mean(axis=1, keepdims=True, dtype=np.float64)
+    found[row] ^= True
+    result = verdict(ABOVE, "float", _Stands(lambda tensors: found), x)
     assert result.verdict == verdict_, result.message
 
 
