@@ -13,11 +13,15 @@ from fake_timer import RUNTIME, FakeTimer, PricedTimer, attentive
 from kernel_harness import parse
 
 import onnxfuse
+from onnxfuse import schedules
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.known import asked_for
+from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
+from onnxfuse.schedules import Kernel, Request, Schedule
 from onnxfuse.tuning import Tuned, TuneOptions, products, tune
 from onnxfuse.tuning.subjects import subjects_of
 from onnxfuse.verifying import verify
@@ -238,6 +242,22 @@ def test_optimize_measures_attention_where_the_gpu_is(gpu: FakeTimer, known: Pat
     count = len(gpu.timed)
     assert len(attentions(onnxfuse.optimize(parse(HEADS), **given).optimised)) == 1
     assert len(gpu.timed) == count
+
+
+def test_no_kernel_is_made_again_for_the_plan_behind_measurements(
+    gpu: FakeTimer, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def asked(schedule: Schedule, request: Request) -> Kernel | Refusal | None:
+        found = schedules.asked(schedule, request)
+        if isinstance(found, Kernel):
+            made.append((schedule.name, request.rule, asked_for(request)))
+        return found
+
+    monkeypatch.setattr("onnxfuse.planning.known.asked", asked)
+    onnxfuse.optimize(parse(HEADS), dims={"B": 8, "S": 128}, target="H100", verify=False, database=known)
+    assert gpu.timed and len(made) == len(set(made)) > 1
 
 
 @pytest.mark.parametrize(("value", "target", "count"), [("1", "H100", 1), ("0", "H100", 0), ("1", "T4", 0)])
