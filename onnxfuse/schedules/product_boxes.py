@@ -191,8 +191,12 @@ class BoxText(SpecialisedText):
         return [*self._row_at("own_row + i * 64 + lane % 16", "row"),
                 f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);"]
 
-    def _first_row(self) -> list[str]:
-        return ["const int first_row = own_row + now / pieces * 64;", "if (first_row >= box_rows) break;"]
+    @property
+    def past_row(self) -> str:
+        return "box_rows"
 
-    def _row(self, name: str) -> list[str]:
-        return [*self._line(), *self._row_at("first_row + line", name, "share < 16 && " if self.split > 1 else "")]
+    def _first_row(self, below: str) -> str:
+        return f"const int first_row = own_row + {below};"
+
+    def _row_of(self, name: str) -> list[str]:
+        return self._row_at("first_row + line", name, "share < 16 && " if self.split > 1 else "")

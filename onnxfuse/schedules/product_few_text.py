@@ -55,7 +55,7 @@ class FewText(ProductText):
 
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._constants(), *self._summed(), *self._added_up(), *self._stored()]
+        lines = [*self._constants(), *self._summed(), *self._added_up(), *self._laid_stored()]
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
 
     def _constants(self) -> list[str]:

@@ -154,6 +154,9 @@ class IntegerText(ProductText):
             *([f"of::add_lines<{right}, columns, threads>(columns_own, {right_tile});"] if columns else []),
         ]
 
+    def _held(self) -> None:
+        """Zero points ask for totals of lines, which are laid out with the sums."""
+
     def _finished(self) -> list[str]:
         return ["of::products_done<0>();", "of::hold_bytes(sums);", f"if ({self.extents['k']} == 0) sums = {{}};"]
 

@@ -16,6 +16,7 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Window
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_parts import ProductParts, other_way, result_lanes, side_of, single
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
@@ -145,6 +146,8 @@ def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
 class PatchText(ProductText):
     """Writes the body of a kernel."""
 
+    widest = 32  # more are more registers than a thread has
+
     def __init__(self, patch: Patch, shape: PatchShape, sizes: Mapping[str, str]) -> None:
         parts = patch.parts
         sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
@@ -246,15 +249,20 @@ class PatchText(ProductText):
         ]
 
     def _stored_tile(self) -> list[str]:
-        """16 windows of a warp, of one line, after the other: their sums into its shared memory, from there results."""
-        return unrolled("int i = 0; i < 2; ++i", [
+        """16 windows of a warp, of one line, after the other: results where sums are, or sums into its shared
+        memory and from there results."""
+        own = f"float* const own_laid = laid + warp * {self.tile.laid};"
+        held = Held("2", 16, self.shape.columns)
+        wide = self._in_place(held)
+        if wide is not None:
+            return [own, *self._computed_first(held, wide)]
+        return [own, *unrolled("int i = 0; i < 2; ++i", [
             "__syncwarp();",
-            f"float* const own_laid = laid + warp * {self.tile.laid};",
             *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int half = 0; half < 2; ++half", self._laid_pair())),
             "__syncwarp();",
             f"constexpr int width = {self.lanes.width};",
             *(self._stored_windows() if self.patch.first else self._stored_channels()),
-        ])
+        ])]
 
     def _laid_pair(self) -> list[str]:
         """Lines that lay two sums of neighbouring channels into shared memory."""
@@ -264,6 +272,12 @@ class PatchText(ProductText):
         return ["of::Vector<float, 2> pair;",
                 "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
                 "of::store(own_laid + (half * 8 + lane / 4) * long_row + c * 8 + lane % 4 * 2, pair);"]
+
+    def _first_row(self, below: str) -> str:
+        return f"const int first_row = warp * 32 + {below};"
+
+    def _row_of(self, name: str) -> list[str]:
+        return ["const int window = first_row + line;", *self._row(name, "line < 16")]
 
     def _row(self, name: str, valid: str) -> list[str]:
         """Lines that name the row of ``window`` of the tile, behind the last one where there is none."""

@@ -16,8 +16,8 @@ from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, WIDTH
-from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import (
@@ -39,11 +39,10 @@ AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 class SpecialisedText(ProductText):
     """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``.
 
-    ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums, of which ``first_sums``
-    are those of 64 rows.
+    ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums.
     """
 
-    copied, hold, first_sums = "rows", "hold", ""
+    copied, hold = "rows", "hold"
 
     def __init__(
         self, parts: ProductParts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
@@ -230,12 +229,9 @@ class SpecialisedText(ProductText):
         return [f"const idx m = {m};"]
 
     def _beside(self) -> list[Load]:
-        """Loads of an element for each result, rows of them where the results' are, such as a residual."""
-        parts, down = self.parts, self.parts.lanes("@m", 1)
-        if parts.puller.gathered:
-            return []
-        return [load for load in moving_loads(parts.results, self.lanes)
-                if self.lanes.stride(load.offset) == 1 and down.moves_place(load.offset) and not load.conditions]
+        """Those of what is read with the results that are rows too."""
+        return [] if self.parts.puller.gathered else [
+            load for load in self._moving() if self.lanes.stride(load.offset) == 1 and not load.conditions]
 
     def _summed(self) -> list[str]:
         """The stages of a tile, one being multiplied while the next is asked for."""
@@ -265,8 +261,15 @@ class SpecialisedText(ProductText):
         """What multiplies a stage."""
         return f"multiply_tiles<Tensor, T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>"
 
+    # ---- What becomes of sums. ----
+
     def _stored(self) -> list[str]:
-        """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
+        """Results where sums are, or a piece of the sums after the other as rows in the warp's shared memory."""
+        held = Held("rows64", 64, self.shape.columns // len(self.rights))
+        wide = self._in_place(held) if self.split == 1 else None
+        return self._laid_first() if wide is None else self._computed_first(held, wide)
+
+    def _laid_first(self) -> list[str]:
         wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         head = f"constexpr int wide = {wide}, pieces = own_columns / wide;"
         laid = unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
@@ -301,16 +304,13 @@ class SpecialisedText(ProductText):
                 f"pair.at[0] = {one}, pair.at[1] = {other};",
                 f"of::store({to} + {laid}, pair);"])))
 
-    def _as_float(self, number: str) -> str:
-        """A sum as it is laid out: in the bits of a float."""
-        return number
-
     def _piece_stored(self, laid: Sequence[str], passes: str, taken: str) -> list[str]:
         """Lines that store the results of a piece, when it is ``laid`` out."""
         n = self.extents["n"]
         return [
             "const idx first_column = first_n + now % pieces * wide;",
-            *self._first_row(),
+            self._first_row("now / pieces * 64"),
+            f"if (first_row >= {self.past_row}) break;",
             f"if (first_column >= {n}) continue;",
             *laid,
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
@@ -330,16 +330,18 @@ class SpecialisedText(ProductText):
             return ["const int line = lane / lanes + pass * step;"]
         return ["const int share = lane / lanes + (pass * split + rank) * step, line = of::imin(share, 15);"]
 
-    def _first_row(self) -> list[str]:
-        """Lines that name the first row of a piece, if there is one."""
-        return ["const idx first_row = first_m + own_row + now / pieces * 64;",
-                f"if (first_row >= {self.extents['m']}) break;"]
+    @property
+    def past_row(self) -> str:
+        """Past which there are no rows, as a piece's first is counted."""
+        return self.extents["m"]
 
     def _row(self, name: str) -> list[str]:
         """Lines that name a lane's row of a piece."""
-        row = "first_row + line" if self.split == 1 else (
-            f"share < 16 ? first_row + line : (idx){self.extents['m']}")
-        return [*self._line(), f"const idx {name} = {row};"]
+        return [*self._line(), *self._row_of(name)]
+
+    def _row_of(self, name: str) -> list[str]:
+        return super()._row_of(name) if self.split == 1 else [
+            f"const idx {name} = share < 16 ? first_row + line : (idx){self.extents['m']};"]
 
 
 def _flag(side: Side) -> str:

@@ -1,23 +1,20 @@
 """The text of a product's kernel.
 
 A block owns a tile of the result.  Tiles of the operands, 128 bytes of what is summed over each, come through a ring
-of stages in shared memory while those before them are multiplied.  Then the sums are laid out there as rows, and every
-thread stores vectors of results, with whatever is computed from the sums.
+of stages in shared memory while those before them are multiplied.  Then results are computed where sums are
+(``product_epilogue``); or sums are laid out as rows in shared memory, and every thread stores vectors of results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.pull import Apply, Contracted, Scalar
 from onnxfuse.schedules.attention_together import instruction
-from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import computed, copied
-from onnxfuse.schedules.product_parts import ProductParts, Side
-from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, ProductShape
+from onnxfuse.schedules.product_epilogue import EpilogueText, Held
+from onnxfuse.schedules.product_parts import Side
+from onnxfuse.schedules.product_shape import FLOATS, PIECE, STAGE_BYTES
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
+from onnxfuse.schedules.text import Writer, indented, unrolled
 
 HEIGHT = 8
 """Tiles below one another that blocks go through before they go to the right: what these read of both operands stays
@@ -32,34 +29,13 @@ ROWS_AT_ONCE = 4
 """Rows of which a thread computes vectors of results at once."""
 
 
-class ProductText:
-    """Writes the body of a kernel for one shape of tiles.
-
-    ``past``: what becomes of the rows behind one past the last; ``sum_type``: what sums are.
-    """
-
-    past = "break"
-    sum_type = "float"
-
-    def __init__(
-        self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: ProductShape, sizes: Mapping[str, str]
-    ) -> None:
-        self.parts, self.left, self.rights, self.lanes, self.shape = parts, sides[0], sides[1:], results, shape
-        self.sizes = Sizes(sizes)
-        size = self._writer(results).size
-        self.extents = {name: size(extent) for name, extent in (
-            ("b", parts.batch), ("m", parts.rows), ("n", parts.columns), ("k", parts.depth))}
-
-    def _writer(self, lanes: Lanes) -> Writer:
-        return Writer(lanes, self.sizes, self._sum)
-
-    def _sum(self, scalar: Scalar) -> str | None:
-        return f"sums{scalar.number}.at[v]" if isinstance(scalar, Contracted) else None
+class ProductText(EpilogueText):
+    """Writes the body of a kernel for one shape of tiles."""
 
     def text(self) -> Body:
         """All of it."""
         place = [self._tiles(), *self._place("(idx)blockIdx.x")]
-        lines = [*self._constants(), *place, *self._loop(), *self._laid_out(), *self._stored()]
+        lines = [*self._constants(), *place, *self._loop(), *self._stored()]
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
 
     # ---- Before the loop. ----
@@ -248,8 +224,27 @@ class ProductText:
             "__syncthreads();",
         ]
 
+    def _held(self) -> Held | None:
+        """Where sums are; None where what follows is computed of rows in any case."""
+        if self.shape.together:
+            return Held("rows16", 16, self.shape.columns // len(self.rights))
+        return Held("rows16", 16, 32, "own_column + ") if len(self.rights) == 1 else None
+
     def _stored(self) -> list[str]:
-        """Lines that store results, vectors of a row at a time."""
+        """Lines that store results."""
+        held = self._held()
+        wide = None if held is None else self._in_place(held)
+        if held is None or wide is None:
+            return [*self._laid_out(), *self._laid_stored()]
+        return [
+            "// Everybody is done with the operands.",
+            "__syncthreads();",
+            f"float* const own_laid = reinterpret_cast<float*>(shared) + warp * {16 * PIECE};",
+            *self._computed_first(held, wide),
+        ]
+
+    def _laid_stored(self) -> list[str]:
+        """Lines that store results of sums that are laid out, vectors of a row at a time."""
         line = "threadIdx.x / lanes + (first + pass) * step"
         return [
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
@@ -271,53 +266,6 @@ class ProductText:
             ]),
             "}",
         ]
-
-    def _results(
-        self, begin: Sequence[str], taken: str, end: Sequence[str], columns: str = "own_columns"
-    ) -> list[str]:
-        """Lines that store a vector of results of each pass, of a row of the result if there is such a row.
-
-        ``taken`` gives the sums of the product whose columns begin where its braces say.  All passes are computed
-        before any is stored, and past the last row that one again: without a branch or a store between them the
-        compiler asks for what all of them read before it waits for any of it."""
-        writer, places = self._writer(self.lanes), self._writer(self.lanes)
-        rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
-        kinds = [TYPES[output.dtype] for output in outputs]
-        lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
-        packed = [_packed(writer, result, f"y{number}", self.lanes.width)
-                  for number, result in enumerate(self.parts.results)]
-        targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
-        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(packed))]
-        return [
-            *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
-            *unrolled("int pass = 0; pass < passes; ++pass", [
-                *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
-                *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
-                  for number in range(len(self.rights))),
-                *writer.upto(Scope.VECTOR),
-                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(packed)),
-                *unrolled("int v = 0; v < width; ++v", each),
-                *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(packed)),
-            ]),
-            *unrolled("int pass = 0; pass < passes; ++pass", [
-                *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR),
-                *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
-            ]),
-        ]
-
-
-def _packed(writer: Writer, result: Scalar, name: str, width: int) -> tuple[str, str, str]:
-    """What lanes keep of a result as ``name``, its type before it, and what makes a vector of that: of numbers that are
-    quantised by one step, what these are before, for a vector of them is quantised in half the instructions."""
-    kind = TYPES[result.dtype]
-    if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
-        quotient, zero, *_ = result.operands
-        if isinstance(quotient, Apply) and quotient.function == "steps":
-            source, step = quotient.operands
-            if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
-                given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
-                return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
-    return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
 
 
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:

@@ -224,4 +224,12 @@ template <int left> __device__ __forceinline__ void copies_here() {
 #endif
 }
 
+// Where results of so many bytes lie in rows of ``wide``, at most 128 bytes: vectors of 16 bytes change places so that
+// neither pairs of eight rows (of four where a pair is eight bytes) nor eight of these vectors meet in a bank.
+template <int wide, int size> __device__ __forceinline__ int packed_at(int row, int column) {
+  constexpr int vector = 16 / size, vectors = wide < vector ? 1 : wide / vector, rows = 128 / (wide * size);
+  constexpr int pairs = size < 4 ? 1 : size / 2;  // vectors that four lanes' are in
+  return row * wide + (column / vector ^ row / rows * pairs % vectors) * vector + column % vector;
+}
+
 }  // namespace of

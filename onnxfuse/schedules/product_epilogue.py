@@ -1,0 +1,223 @@
+"""The text of what becomes of a product's sums.
+
+A lane has two neighbours in every eight columns of its warp's sums, in two rows of every sixteen.  Where what follows
+reads nothing of the results' own shape, such as a residual, it is computed there, and results are laid out in shared
+memory as they are stored: half the bytes of sums, no wait between sums and results, and only the warp's own lanes to
+wait for.  Else sums are laid out as rows, so that what is read with them comes in whole lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
+from onnxfuse.schedules.kernel import is_vector, moving_loads
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_shape import PIECE, ProductShape
+from onnxfuse.schedules.text import Sizes, Writer, added, indented, pointer, unrolled
+
+PAIR = 2
+"""Neighbours that a lane has of a row."""
+
+LINE_BYTES, VECTOR_BYTES = 128, 16
+"""Bytes that a piece's results have of a row in a warp's shared memory at most; of what is stored at once."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a warp's sums are: ``strips`` of 16 rows, so many rows ``apart``, of so many ``columns`` of each product
+    behind the ``first``."""
+
+    strips: str
+    apart: int
+    columns: int
+    first: str = ""
+
+
+class EpilogueText:
+    """Writes what is computed of sums, and stores it.
+
+    ``past``: what becomes of the rows behind one past the last; ``sum_type``: what sums are, of which ``first_sums``
+    are those of a strip; ``widest``: columns of a piece whose results are computed where sums are, at most.
+    """
+
+    past, sum_type, first_sums, widest = "break", "float", "", PIECE
+
+    def __init__(
+        self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: ProductShape, sizes: Mapping[str, str]
+    ) -> None:
+        self.parts, self.left, self.rights, self.lanes, self.shape = parts, sides[0], sides[1:], results, shape
+        self.sizes = Sizes(sizes)
+        size = self._writer(results).size
+        self.extents = {name: size(extent) for name, extent in (
+            ("b", parts.batch), ("m", parts.rows), ("n", parts.columns), ("k", parts.depth))}
+
+    def _writer(self, lanes: Lanes) -> Writer:
+        return Writer(lanes, self.sizes, self._sum)
+
+    def _sum(self, scalar: Scalar) -> str | None:
+        return f"sums{scalar.number}.at[v]" if isinstance(scalar, Contracted) else None
+
+    # ---- What is read with the results. ----
+
+    def _moving(self) -> list[Load]:
+        """Loads of an element for each result, rows of them where the results' are, such as a residual."""
+        down = self.parts.lanes("@m", 1)
+        return [load for load in moving_loads(self.parts.results, self.lanes) if down.moves_place(load.offset)]
+
+    def _in_place(self, held: Held) -> int | None:
+        """How many columns a piece has where what follows is computed where sums are; None where it is not."""
+        parts, lanes = self.parts, self.lanes
+        bytes_each = [TYPES[output.dtype].size for output in parts.lowered.program.outputs]
+        if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered or self._moving():
+            return None
+        if max(bytes_each) * lanes.width > VECTOR_BYTES or not all(
+                is_vector(load, lanes) for load in moving_loads(parts.results, lanes)):
+            return None
+        wide = self.widest
+        while wide * sum(bytes_each) > LINE_BYTES or held.columns % wide:
+            wide //= 2
+        return wide if wide >= 8 else None
+
+    # ---- Results where sums are. ----
+
+    def _computed_first(self, held: Held, wide: int) -> list[str]:
+        """All pieces of so many columns, one laid out while results of that before it are on their way; ``own_laid`` is
+        the warp's shared memory, of 16 rows of ``PIECE`` floats."""
+        outputs = [TYPES[output.dtype] for output in self.parts.lowered.program.outputs]
+        begins = [16 * wide * sum(each.size for each in outputs[:number]) for number in range(len(outputs) + 1)]
+        return [
+            f"constexpr int piece_wide = {wide}, pieces = {held.columns // wide};",
+            *unrolled(f"int i = 0; i < {held.strips}; ++i", unrolled("int piece = 0; piece < pieces; ++piece", [
+                f"const idx first_column = first_n + {held.first}piece * piece_wide;",
+                self._first_row(f"i * {held.apart}"),
+                "unsigned char* const buffer = reinterpret_cast<unsigned char*>(own_laid) + "
+                f"(i * pieces + piece) % 2 * {begins[-1]};",
+                *(f"{each.storage}* const at{number} = "
+                  f"reinterpret_cast<{each.storage}*>({added('buffer', begins[number])});"
+                  for number, each in enumerate(outputs)),
+                *self._computed(held),
+                "__syncwarp();",
+                "{", *indented(self._sent()), "}",
+            ])),
+            "__syncwarp();",
+        ]
+
+    def _computed(self, held: Held) -> list[str]:
+        """Lines that lay the results of a piece out."""
+        parts = self.parts
+        writer = self._writer(parts.lanes("@n", PAIR))
+        made = [packed(writer, result, f"y{number}", PAIR) for number, result in enumerate(parts.results)]
+        within = parts.columns.value is not None and parts.columns.value % (self.shape.columns // len(self.rights)) == 0
+        n = "first_column + column" if within else f"of::imin(first_column + column, (idx){self.extents['n']} - {PAIR})"
+        sums = [line for number in range(len(self.rights)) for line in (
+            f"const {self.sum_type} (&from{number})[4] = "
+            f"sums[i]{self.first_sums}[{number * held.columns // 8} + piece * piece_wide / 8 + j];",
+            f"of::Vector<float, {PAIR}> sums{number};",
+            *(f"sums{number}.at[{each}] = {self._as_float(f'from{number}[half * 2 + {each}]')};"
+              for each in range(PAIR)),
+        )]
+        # Past the ends too, at the last row and pair: without a branch between them pieces are computed at once.
+        return unrolled("int half = 0; half < 2; ++half", [
+            f"constexpr int width = {PAIR};",
+            "const int line = half * 8 + lane / 4;",
+            *self._row_of("row"),
+            f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);",
+            *unrolled("int j = 0; j < piece_wide / 8; ++j", [
+                f"const int column = j * 8 + lane % 4 * {PAIR};",
+                f"const idx n = {n};",
+                *sums,
+                *writer.upto(Scope.VECTOR),
+                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(made)),
+                *unrolled("int v = 0; v < width; ++v", [
+                    *writer.lines[Scope.LANE],
+                    *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]),
+                *(f"of::store(at{number} + of::packed_at<piece_wide, sizeof(*at{number})>(line, column), {vector});"
+                  for number, (_, _, vector) in enumerate(made)),
+            ]),
+        ])
+
+    def _sent(self) -> list[str]:
+        """Lines that store the results of a piece from where they are laid out."""
+        writer = self._writer(self.lanes)
+        targets = [pointer(f"o{number}", writer.index(place)) for number, place in enumerate(self.parts.places)]
+        return [
+            f"constexpr int width = {self.lanes.width}, lanes = piece_wide / width, step = 32 / lanes;",
+            "const int column = lane % lanes * width;",
+            "const idx n = first_column + column;",
+            *unrolled("int pass = 0; pass < (16 + step - 1) / step; ++pass", [
+                "const int line = lane / lanes + pass * step;",
+                *self._row_of("m"),
+                *writer.upto(Scope.VECTOR),
+                *(f"const auto result{number} = of::load<width>(at{number} + "
+                  f"of::packed_at<piece_wide, sizeof(*at{number})>(line % 16, column));"
+                  for number in range(len(targets))),
+                f"if (line < 16 && m < {self.extents['m']} && n < {self.extents['n']}) {{",
+                *(f"  of::store({target}, result{number});" for number, target in enumerate(targets)),
+                "}",
+            ]),
+        ]
+
+    def _as_float(self, number: str) -> str:
+        """A sum as it is laid out: in the bits of a float."""
+        return number
+
+    def _first_row(self, below: str) -> str:
+        """A line that names the first row of a warp's so far below."""
+        return f"const idx first_row = first_m + own_row + {below};"
+
+    def _row_of(self, name: str) -> list[str]:
+        """Lines that name the row of a line; past the last there is none."""
+        return [f"const idx {name} = first_row + line;"]
+
+    # ---- Results of sums that are laid out as rows. ----
+
+    def _results(
+        self, begin: Sequence[str], taken: str, end: Sequence[str], columns: str = "own_columns"
+    ) -> list[str]:
+        """Lines that store a vector of results of each pass, of a row of the result if there is such a row.
+
+        ``taken`` gives the sums of the product whose columns begin where its braces say.  All passes are computed
+        before any is stored, and past the last row that one again: without a branch or a store between them the
+        compiler asks for what all of them read before it waits for any of it."""
+        writer, places = self._writer(self.lanes), self._writer(self.lanes)
+        rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
+        kinds = [TYPES[output.dtype] for output in outputs]
+        lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
+        made = [packed(writer, result, f"y{number}", self.lanes.width)
+                for number, result in enumerate(self.parts.results)]
+        targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
+        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]
+        return [
+            *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
+            *unrolled("int pass = 0; pass < passes; ++pass", [
+                *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
+                *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
+                  for number in range(len(self.rights))),
+                *writer.upto(Scope.VECTOR),
+                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(made)),
+                *unrolled("int v = 0; v < width; ++v", each),
+                *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(made)),
+            ]),
+            *unrolled("int pass = 0; pass < passes; ++pass", [
+                *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR),
+                *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
+            ]),
+        ]
+
+
+def packed(writer: Writer, result: Scalar, name: str, width: int) -> tuple[str, str, str]:
+    """What lanes keep of a result as ``name``, its type before it, and what makes a vector of that: of numbers that are
+    quantised by one step, what these are before, for a vector of them is quantised in half the instructions."""
+    kind = TYPES[result.dtype]
+    if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
+        quotient, zero, *_ = result.operands
+        if isinstance(quotient, Apply) and quotient.function == "steps":
+            source, step = quotient.operands
+            if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
+                given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
+                return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
+    return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
