@@ -27,6 +27,7 @@ WHERE_SUMS_ARE = {
 }
 AS_ROWS = {
     "a residual": "g (T[M,K] a, T[K,N] b, T[M,N] c) => (T[M,N] y) { p = MatMul(a, b) y = Add(p, c) }",
+    "a gate and a residual": "g (T[M,K] a, T[K,N] b, T[K,N] c, T[M,N] d) => (T[M,N] y) { u = MatMul(a, b) w = MatMul(a, c) t = Mul(u, w) y = Add(t, d) }",
     "what is looked up": "g (T[M,K] a, T[K,N] b, T[9,N] c, int64[M] i) => (T[M,N] y) { t = Gather(c, i) p = MatMul(a, b) y = Add(p, t) }",
     "wide results": "g (T[M,K] a, T[K,N] b) => (float[M,N] y) { p = MatMul(a, b) y = Cast<to = 1>(p) }",
 }
@@ -61,7 +62,7 @@ def test_what_is_read_in_whole_lines(case: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"M": 197, "K": 72, "N": 136}, {"M": 65, "K": 8, "N": 8}], ids=["parts", "one piece"])
-@pytest.mark.parametrize("case", [*WHERE_SUMS_ARE, "a residual"])
+@pytest.mark.parametrize("case", [*WHERE_SUMS_ARE, "a residual", "a gate and a residual"])
 def test_results(case: str, sizes: Mapping[str, int]) -> None:
     """Of whole tiles and parts of them, in any order of the threads."""
     found = ways(case, "bfloat16" if "two" in case else "float16")
