@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from kernel_harness import make
 
 from onnxfuse.emulator.kernel_text import for_host
 from onnxfuse.emulator.toolchain import build, parts
+from onnxfuse.ir.scalars import FUNCTIONS, INSTRUCTIONS
 from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.schedules import headers
 from onnxfuse.schedules.headers import HEADERS, definitions, header, linked, used_in, without_definitions
@@ -125,3 +127,38 @@ def test_functions_of_their_own_are_compiled_once_for_all_texts(calls: str) -> N
 """
     library, _ = build(linked(HEADERS, used_in(kernel)) + kernel)
     assert any(each.name.encode() in library.read_bytes() for each in library.parent.glob("functions*.so"))
+
+
+TWO = """
+extern "C" __global__ void NAME(const float* x, float* y) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float a = x[i * 32 + threadIdx.x], b = x[i * 32 + threadIdx.x + 4096];
+    y[i * 32 + threadIdx.x] = (float)(TEXT) + a + b;
+  }
+}
+"""
+
+
+def code_sizes(cubin: bytes) -> dict[str, int]:
+    """Bytes of machine code by kernel, of an image in ELF64: its sections named .text.KERNEL."""
+    table, = struct.unpack_from("<Q", cubin, 40)
+    each, count, names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + number * each) for number in range(count)]
+    start = sections[names][4]
+    called = [(cubin[start + name:cubin.index(b"\0", start + name)].decode(), size) for name, *_, size in sections]
+    return {name.removeprefix(".text."): size for name, size in called if name.startswith(".text.")}
+
+
+def test_instructions_are_what_the_compiler_makes_of_functions() -> None:
+    """Within a third, or two; compilers differ.  Of those that are not told none takes more than 13."""
+    texts = {name: function.floating for name, function in FUNCTIONS.items() if "of::" in (function.floating or "")}
+    kernels = "".join(
+        TWO.replace("NAME", f"k_{name}").replace("TEXT", text.format("a", "b", "a", "b"))
+        for name, text in {**texts, "none": "a"}.items())
+    sizes = code_sizes(compile_cubin(linked(("onnxfuse",), used_in(kernels)) + kernels, "sm_90"))
+    found = {name: (sizes[f"k_{name}"] - sizes["k_none"]) / 16 / 16 for name in texts}
+    assert {name: count for name, count in found.items() if name not in INSTRUCTIONS and count > 13} == {}
+    assert {name: count for name, count in found.items() if name in INSTRUCTIONS and abs(
+        count - INSTRUCTIONS[name]) > max(2, INSTRUCTIONS[name] / 3)} == {}
+    assert set(INSTRUCTIONS) <= set(texts)

@@ -28,6 +28,8 @@ WHERE_SUMS_ARE = {
 AS_ROWS = {
     "a residual": "g (T[M,K] a, T[K,N] b, T[M,N] c) => (T[M,N] y) { p = MatMul(a, b) y = Add(p, c) }",
     "a gate and a residual": "g (T[M,K] a, T[K,N] b, T[K,N] c, T[M,N] d) => (T[M,N] y) { u = MatMul(a, b) w = MatMul(a, c) t = Mul(u, w) y = Add(t, d) }",
+    "a sine": "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { p = MatMul(a, b) y = Sin(p) }",
+    "float64": "g (T[M,K] a, T[K,N] b, double[N] c) => (T[M,N] y) { p = MatMul(a, b) q = Cast<to = 11>(p) r = Add(q, c) y = CastLike(r, p) }",
     "what is looked up": "g (T[M,K] a, T[K,N] b, T[9,N] c, int64[M] i) => (T[M,N] y) { t = Gather(c, i) p = MatMul(a, b) y = Add(p, t) }",
     "wide results": "g (T[M,K] a, T[K,N] b) => (float[M,N] y) { p = MatMul(a, b) y = Cast<to = 1>(p) }",
 }

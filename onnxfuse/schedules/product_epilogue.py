@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import DOUBLE, INSTRUCTIONS, TYPES
 from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
-from onnxfuse.schedules.kernel import is_vector, moving_loads
+from onnxfuse.schedules.kernel import is_vector, moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import PIECE, ProductShape
@@ -24,6 +24,10 @@ PAIR = 2
 
 LINE_BYTES, VECTOR_BYTES = 128, 16
 """Bytes that a piece's results have of a row in a warp's shared memory at most; of what is stored at once."""
+
+MOST_INSTRUCTIONS = 80
+"""What an element takes at most where results are computed where sums are: there all of a thread's, up to 128 elements,
+are text of their own.  Of a sine they would take the compiler three times as long, and 200 kB."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ class EpilogueText:
         parts, lanes = self.parts, self.lanes
         bytes_each = [TYPES[output.dtype].size for output in parts.lowered.program.outputs]
         if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered or self._moving():
+            return None
+        applied = [scalar for scalar in walk(parts.results) if isinstance(scalar, Apply)]
+        if sum(INSTRUCTIONS.get(scalar.function, 1) for scalar in applied) > MOST_INSTRUCTIONS or any(
+                scalar.dtype == DOUBLE for scalar in applied):
             return None
         if max(bytes_each) * lanes.width > VECTOR_BYTES or not all(
                 is_vector(load, lanes) for load in moving_loads(parts.results, lanes)):
