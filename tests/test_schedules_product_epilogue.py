@@ -11,19 +11,18 @@ import pytest
 import test_schedules_tf32
 from emulator import Emulator
 from kernel_harness import Made, check, compile_all, random_inputs
-from test_schedules_product import LARGE, product, told
+from test_schedules_product import APART, LARGE, PLAIN, product, told
 
 from onnxfuse.schedules.headers import linked, used_in
 from onnxfuse.schedules.source import Source
 
 WHERE_SUMS_ARE = {
-    "bare": "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }",
+    "bare": PLAIN,
     "a bias": "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) q = Add(p, c) y = Relu(q) }",
     "a scale of rows": "g (T[M,K] a, T[K,N] b, T[M,1] c) => (T[M,N] y) { p = MatMul(a, b) y = Mul(p, c) }",
     "two types": "g (T[M,K] a, T[K,N] b, T[N] c) => (bool[M,N] z, T[M,N] y) { y = MatMul(a, b) z = Greater(y, c) }",
     "a gate": "g (T[M,K] a, T[K,N] b, T[K,N] c) => (T[M,N] y) { u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) y = Mul(s, w) }",
-    "three": "g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d, T[N] e) => (T[M,N] q, T[M,N] k, T[M,N] v) "
-             "{ p = MatMul(a, b) q = Add(p, e) r = MatMul(a, c) k = Relu(r) v = MatMul(a, d) }",
+    "three": APART["three"],
 }
 AS_ROWS = {
     "a residual": "g (T[M,K] a, T[K,N] b, T[M,N] c) => (T[M,N] y) { p = MatMul(a, b) y = Add(p, c) }",

@@ -104,17 +104,19 @@ class Sort(Enum):
 @dataclass(frozen=True)
 class Function:
     """A scalar function: its text over operands ``{0}``, ``{1}``, ... in floating point and in integers (None where
-    it has no meaning there), its sort, and a quicker text whose error is far under the rounding of float16 and
-    bfloat16, for results declared in those."""
+    it has no meaning there), its sort, a quicker text whose error is far under the rounding of float16 and bfloat16,
+    for results declared in those, and about how many ``instructions`` it takes in float32, of sm_90's machine code, 1
+    where these are ten or fewer."""
 
     floating: str | None
     integer: str | None = None
     sort: Sort = Sort.SMOOTH
     narrow: str | None = None
+    instructions: int = 1
 
 
-def _unary(name: str, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function:
-    return Function(f"of::{name}({{0}})", None, sort, f"of::quick_{name}({{0}})" if quick else None)
+def _unary(name: str, instructions: int = 1, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function:
+    return Function(f"of::{name}({{0}})", None, sort, f"of::quick_{name}({{0}})" if quick else None, instructions)
 
 
 def _compare(operator: str) -> Function:
@@ -125,13 +127,13 @@ FUNCTIONS: dict[str, Function] = {
     "add": Function("{0} + {1}", "{0} + {1}"),
     "sub": Function("{0} - {1}", "{0} - {1}"),
     "mul": Function("{0} * {1}", "{0} * {1}"),
-    "div": Function("of::divide({0}, {1})", "of::divide_integers({0}, {1})"),
-    "steps": Function("of::steps({0}, {1})", None),
+    "div": Function("of::divide({0}, {1})", "of::divide_integers({0}, {1})", instructions=18),
+    "steps": Function("of::steps({0}, {1})", None, instructions=28),
     "nearest": Function("of::nearest({0}, {1}, {2}, {3})", None, Sort.JUMPING),
-    "nearest_byte": Function("of::nearest_byte({0}, {1}, {2}, {3})", None, Sort.JUMPING),
+    "nearest_byte": Function("of::nearest_byte({0}, {1}, {2}, {3})", None, Sort.JUMPING, instructions=11),
     "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
-    "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING),
-    "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
+    "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING, instructions=72),
+    "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})", instructions=91),
     "min": Function("of::min({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
     "max": Function("of::Max::of({0}, {1})", "{0} > {1} ? {0} : {1}", Sort.CHOOSING),
     "at_least": Function("{0} < {1} ? {1} : {0}", "{0} < {1} ? {1} : {0}", Sort.CHOOSING),
@@ -143,30 +145,30 @@ FUNCTIONS: dict[str, Function] = {
     "exp": _unary("exp", quick=True),
     "quick_exp": _unary("quick_exp"),
     "exp_difference": Function("of::exp_difference({0}, {1})", None),
-    "gelu": _unary("gelu", quick=True),
-    "mish": _unary("mish"),
-    "expm1": _unary("expm1"),
-    "log": _unary("log"),
-    "log1p": _unary("log1p"),
-    "sqrt": _unary("sqrt"),
-    "power_half": _unary("power_half"),
+    "gelu": _unary("gelu", 24, quick=True),
+    "mish": _unary("mish", 30),
+    "expm1": _unary("expm1", 28),
+    "log": _unary("log", 26),
+    "log1p": _unary("log1p", 29),
+    "sqrt": _unary("sqrt", 16),
+    "power_half": _unary("power_half", 21),
     "rsqrt": _unary("rsqrt"),
-    "reciprocal": _unary("reciprocal"),
-    "sin": _unary("sin"),
-    "cos": _unary("cos"),
-    "tan": _unary("tan"),
-    "asin": _unary("asin"),
-    "acos": _unary("acos"),
-    "atan": _unary("atan"),
-    "sinh": _unary("sinh"),
-    "cosh": _unary("cosh"),
-    "tanh": _unary("tanh"),
-    "asinh": _unary("asinh"),
-    "acosh": _unary("acosh"),
-    "atanh": _unary("atanh"),
-    "erf": _unary("erf"),
-    "sigmoid": _unary("sigmoid", quick=True),
-    "softplus": _unary("softplus"),
+    "reciprocal": _unary("reciprocal", 16),
+    "sin": _unary("sin", 134),
+    "cos": _unary("cos", 134),
+    "tan": _unary("tan", 132),
+    "asin": _unary("asin", 22),
+    "acos": _unary("acos", 23),
+    "atan": _unary("atan", 18),
+    "sinh": _unary("sinh", 23),
+    "cosh": _unary("cosh", 15),
+    "tanh": _unary("tanh", 15),
+    "asinh": _unary("asinh", 41),
+    "acosh": _unary("acosh", 42),
+    "atanh": _unary("atanh", 36),
+    "erf": _unary("erf", 21),
+    "sigmoid": _unary("sigmoid", 25, quick=True),
+    "softplus": _unary("softplus", 39),
     "relu": Function("of::max({0}, 0.0f)", "{0} > 0 ? {0} : 0", Sort.CHOOSING),
     "floor": _unary("floor", sort=Sort.JUMPING),
     "ceil": _unary("ceil", sort=Sort.JUMPING),
@@ -195,13 +197,6 @@ FUNCTIONS: dict[str, Function] = {
 }
 """Functions of a ``Map``.  Besides these there are two that change the element type: "cast", which rounds as a Cast
 node does, and "narrow", which only declares another floating type and leaves rounding to whoever needs it."""
-
-INSTRUCTIONS = {
-    "sin": 134, "cos": 134, "tan": 132, "pow": 91, "fmod": 72, "acosh": 42, "asinh": 41, "softplus": 39, "atanh": 36,
-    "mish": 30, "log1p": 29, "expm1": 28, "steps": 28, "log": 26, "sigmoid": 25, "gelu": 24, "acos": 23, "sinh": 23,
-    "asin": 22, "erf": 21, "power_half": 21, "atan": 18, "div": 18, "reciprocal": 16, "sqrt": 16, "cosh": 15,
-    "tanh": 15, "nearest_byte": 11}
-"""How many instructions functions take in float32, of those that take more than ten (sm_90, by the machine code)."""
 
 REDUCTIONS: dict[str, tuple[str, str]] = {
     "sum": ("of::Sum", "0"),

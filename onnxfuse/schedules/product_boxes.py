@@ -192,7 +192,7 @@ class BoxText(SpecialisedText):
                 f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);"]
 
     @property
-    def past_row(self) -> str:
+    def _past_row(self) -> str:
         return "box_rows"
 
     def _first_row(self, below: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.ir.scalars import DOUBLE, INSTRUCTIONS, TYPES
+from onnxfuse.ir.scalars import DOUBLE, FUNCTIONS, TYPES
 from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
 from onnxfuse.schedules.kernel import is_vector, moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -28,6 +28,10 @@ LINE_BYTES, VECTOR_BYTES = 128, 16
 MOST_INSTRUCTIONS = 80
 """What an element takes at most where results are computed where sums are: there all of a thread's, up to 128 elements,
 are text of their own.  Of a sine they would take the compiler three times as long, and 200 kB."""
+
+
+Packed = tuple[str, str, str]
+"""The type of what lanes keep of a result, its value, and what makes a vector of that."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ class EpilogueText:
         if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered or self._moving():
             return None
         applied = [scalar for scalar in walk(parts.results) if isinstance(scalar, Apply)]
-        if sum(INSTRUCTIONS.get(scalar.function, 1) for scalar in applied) > MOST_INSTRUCTIONS or any(
-                scalar.dtype == DOUBLE for scalar in applied):
+        known = [FUNCTIONS.get(scalar.function) for scalar in applied]  # but for a change of type
+        instructions = sum(1 if function is None else function.instructions for function in known)
+        if instructions > MOST_INSTRUCTIONS or any(scalar.dtype == DOUBLE for scalar in applied):
             return None
         if max(bytes_each) * lanes.width > VECTOR_BYTES or not all(
                 is_vector(load, lanes) for load in moving_loads(parts.results, lanes)):
@@ -118,7 +123,7 @@ class EpilogueText:
         """Lines that lay the results of a piece out."""
         parts = self.parts
         writer = self._writer(parts.lanes("@n", PAIR))
-        made = [packed(writer, result, f"y{number}", PAIR) for number, result in enumerate(parts.results)]
+        made = self._made(writer, PAIR)
         within = parts.columns.value is not None and parts.columns.value % (self.shape.columns // len(self.rights)) == 0
         n = "first_column + column" if within else f"of::imin(first_column + column, (idx){self.extents['n']} - {PAIR})"
         sums = [line for number in range(len(self.rights)) for line in (
@@ -138,11 +143,7 @@ class EpilogueText:
                 f"const int column = j * 8 + lane % 4 * {PAIR};",
                 f"const idx n = {n};",
                 *sums,
-                *writer.upto(Scope.VECTOR),
-                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(made)),
-                *unrolled("int v = 0; v < width; ++v", [
-                    *writer.lines[Scope.LANE],
-                    *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]),
+                *_values(writer, made),
                 *(f"of::store(at{number} + of::packed_at<piece_wide, sizeof(*at{number})>(line, column), {vector});"
                   for number, (_, _, vector) in enumerate(made)),
             ]),
@@ -151,7 +152,7 @@ class EpilogueText:
     def _sent(self) -> list[str]:
         """Lines that store the results of a piece from where they are laid out."""
         writer = self._writer(self.lanes)
-        targets = [pointer(f"o{number}", writer.index(place)) for number, place in enumerate(self.parts.places)]
+        targets = self._targets(writer)
         return [
             f"constexpr int width = {self.lanes.width}, lanes = piece_wide / width, step = 32 / lanes;",
             "const int column = lane % lanes * width;",
@@ -181,6 +182,14 @@ class EpilogueText:
         """Lines that name the row of a line; past the last there is none."""
         return [f"const idx {name} = first_row + line;"]
 
+    def _made(self, writer: Writer, width: int) -> list[Packed]:
+        """What makes vectors of the results."""
+        return [_packed(writer, result, f"y{number}", width) for number, result in enumerate(self.parts.results)]
+
+    def _targets(self, writer: Writer) -> list[str]:
+        """Where they are stored."""
+        return [pointer(f"o{number}", writer.index(place)) for number, place in enumerate(self.parts.places)]
+
     # ---- Results of sums that are laid out as rows. ----
 
     def _results(
@@ -195,19 +204,14 @@ class EpilogueText:
         rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
         kinds = [TYPES[output.dtype] for output in outputs]
         lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
-        made = [packed(writer, result, f"y{number}", self.lanes.width)
-                for number, result in enumerate(self.parts.results)]
-        targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
-        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]
+        made, targets = self._made(writer, self.lanes.width), self._targets(places)
         return [
             *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
                 *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
                 *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
                   for number in range(len(self.rights))),
-                *writer.upto(Scope.VECTOR),
-                *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(made)),
-                *unrolled("int v = 0; v < width; ++v", each),
+                *_values(writer, made),
                 *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(made)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
@@ -217,9 +221,19 @@ class EpilogueText:
         ]
 
 
-def packed(writer: Writer, result: Scalar, name: str, width: int) -> tuple[str, str, str]:
-    """What lanes keep of a result as ``name``, its type before it, and what makes a vector of that: of numbers that are
-    quantised by one step, what these are before, for a vector of them is quantised in half the instructions."""
+def _values(writer: Writer, made: Sequence[Packed]) -> list[str]:
+    """Lines that compute what lanes keep of the results."""
+    return [
+        *writer.upto(Scope.VECTOR),
+        *(f"{kind} y{number}[width];" for number, (kind, _, _) in enumerate(made)),
+        *unrolled("int v = 0; v < width; ++v", [
+            *writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]),
+    ]
+
+
+def _packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
+    """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
+    half the instructions."""
     kind = TYPES[result.dtype]
     if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
         quotient, zero, *_ = result.operands

@@ -173,7 +173,7 @@ class PatchText(ProductText):
                 "float sums[2][columns / 8][4] = {};",
                 f"of::multiply_patch<T, wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
                 "sums, patch, offsets, weights, warp * 32);",
-                *self._stored_tile(),
+                *self._stored(),
             ]),
             "}",
         ]
@@ -248,15 +248,15 @@ class PatchText(ProductText):
             "}",
         ]
 
-    def _stored_tile(self) -> list[str]:
-        """16 windows of a warp, of one line, after the other: results where sums are, or sums into its shared
-        memory and from there results."""
-        own = f"float* const own_laid = laid + warp * {self.tile.laid};"
-        held = Held("2", 16, self.shape.columns)
-        wide = self._in_place(held)
-        if wide is not None:
-            return [own, *self._computed_first(held, wide)]
-        return [own, *unrolled("int i = 0; i < 2; ++i", [
+    def _held(self) -> Held:
+        return Held("2", 16, self.shape.columns)
+
+    def _own_laid(self) -> list[str]:
+        return [f"float* const own_laid = laid + warp * {self.tile.laid};"]
+
+    def _laid_first(self) -> list[str]:
+        """16 windows of a warp, of one line, after the other: their sums into its shared memory, from there results."""
+        return [*self._own_laid(), *unrolled("int i = 0; i < 2; ++i", [
             "__syncwarp();",
             *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int half = 0; half < 2; ++half", self._laid_pair())),
             "__syncwarp();",

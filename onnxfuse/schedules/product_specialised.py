@@ -263,13 +263,15 @@ class SpecialisedText(ProductText):
 
     # ---- What becomes of sums. ----
 
-    def _stored(self) -> list[str]:
-        """Results where sums are, or a piece of the sums after the other as rows in the warp's shared memory."""
-        held = Held("rows64", 64, self.shape.columns // len(self.rights))
-        wide = self._in_place(held) if self.split == 1 else None
-        return self._laid_first() if wide is None else self._computed_first(held, wide)
+    def _held(self) -> Held | None:
+        """Where sums are; what blocks share they add up as rows."""
+        return Held("rows64", 64, self.shape.columns // len(self.rights)) if self.split == 1 else None
+
+    def _own_laid(self) -> list[str]:
+        return []
 
     def _laid_first(self) -> list[str]:
+        """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
         wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         head = f"constexpr int wide = {wide}, pieces = own_columns / wide;"
         laid = unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
@@ -310,7 +312,7 @@ class SpecialisedText(ProductText):
         return [
             "const idx first_column = first_n + now % pieces * wide;",
             self._first_row("now / pieces * 64"),
-            f"if (first_row >= {self.past_row}) break;",
+            f"if (first_row >= {self._past_row}) break;",
             f"if (first_column >= {n}) continue;",
             *laid,
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
@@ -331,7 +333,7 @@ class SpecialisedText(ProductText):
         return ["const int share = lane / lanes + (pass * split + rank) * step, line = of::imin(share, 15);"]
 
     @property
-    def past_row(self) -> str:
+    def _past_row(self) -> str:
         """Past which there are no rows, as a piece's first is counted."""
         return self.extents["m"]
 

@@ -231,17 +231,23 @@ class ProductText(EpilogueText):
         return Held("rows16", 16, 32, "own_column + ") if len(self.rights) == 1 else None
 
     def _stored(self) -> list[str]:
-        """Lines that store results."""
+        """Lines that store results: where sums are, or of sums as rows."""
         held = self._held()
         wide = None if held is None else self._in_place(held)
-        if held is None or wide is None:
-            return [*self._laid_out(), *self._laid_stored()]
+        return self._laid_first() if held is None or wide is None else [
+            *self._own_laid(), *self._computed_first(held, wide)]
+
+    def _own_laid(self) -> list[str]:
+        """Lines that name a warp's own shared memory, where it has none yet."""
         return [
             "// Everybody is done with the operands.",
             "__syncthreads();",
             f"float* const own_laid = reinterpret_cast<float*>(shared) + warp * {16 * PIECE};",
-            *self._computed_first(held, wide),
         ]
+
+    def _laid_first(self) -> list[str]:
+        """Lines that lay sums out as rows, and store results of them."""
+        return [*self._laid_out(), *self._laid_stored()]
 
     def _laid_stored(self) -> list[str]:
         """Lines that store results of sums that are laid out, vectors of a row at a time."""
