@@ -128,7 +128,8 @@ class EpilogueText:
         n = "first_column + column" if within else f"of::imin(first_column + column, (idx){self.extents['n']} - {PAIR})"
         sums = [line for number in range(len(self.rights)) for line in (
             f"const {self.sum_type} (&from{number})[4] = "
-            f"sums[i]{self.first_sums}[{number * held.columns // 8} + piece * piece_wide / 8 + j];",
+            f"sums[i]{self.first_sums}[piece * piece_wide / 8 + j"
+            f"{f' + {number * held.columns // 8}' if number else ''}];",
             f"of::Vector<float, {PAIR}> sums{number};",
             *(f"sums{number}.at[{each}] = {self._as_float(f'from{number}[half * 2 + {each}]')};"
               for each in range(PAIR)),

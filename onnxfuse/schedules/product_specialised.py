@@ -89,7 +89,8 @@ class SpecialisedText(ProductText):
         batch, k = self.extents["b"], self.extents["k"]
         users = WARPS * (1 if self.apart else self.groups)
         return [
-            f"const idx tiles = below * beyond * {batch}, steps = ({k} + depth - 1) / depth;",
+            f"const idx tiles = below * beyond{'' if batch == '1' else f' * {batch}'};",
+            f"const idx steps = ({k} + depth - 1) / depth;",
             "if (threadIdx.x == 0) {",
             "  for (int stage = 0; stage < stages; ++stage) {",
             "    of::count_arrivals(here + stage, 1);",
@@ -156,8 +157,8 @@ class SpecialisedText(ProductText):
         """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
         batch = [writer.index(symbol(name)) for name in operand.axes[2:]]
         loop = "n" if place else "m"
-        tile = (f"right_tiles + turn * columns * depth + {place - 1} * own_columns * depth" if place else
-                "left_tiles + turn * rows * depth")
+        behind = f" + {place - 1} * own_columns * depth" if place > 1 else ""
+        tile = f"right_tiles + turn * columns * depth{behind}" if place else "left_tiles + turn * rows * depth"
         at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
         coordinates = ", ".join(f"(int)({one})" for one in (*at, *batch))
         asked = (f"const int at[] = {{{coordinates}}};", "of::copy_tile({}, "
