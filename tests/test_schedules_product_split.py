@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("short_shares")
 @pytest.fixture
 def short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage for each block is enough, and every tile is worth it."""
-    monkeypatch.setattr("onnxfuse.schedules.product.LEAST_STEPS", 1)
+    monkeypatch.setattr("onnxfuse.schedules.product_blocks.LEAST_STEPS", 1)
 
 
 def ways(text: str, planned: Mapping[str, int], kind: str = "float16") -> list[Made]:

@@ -39,7 +39,9 @@ from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import (
+    HOPPER_HAS,
     Kernel,
+    Pace,
     contractions,
     divides,
     fits_narrow,
@@ -58,6 +60,9 @@ from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED
+
+TOGETHER_SHARE = 0.25
+"""Of the rate of large tiles of products that blocks reach whose warps multiply together (H100)."""
 
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
@@ -153,6 +158,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
     vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
     divided = parts.vectors and _is_split(request, parts, own)
+    pace = None if divided or choice or together is None else _pace(request, work, together)
     for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
         if divided and shape != first:
             work.split(own, needed)
@@ -166,7 +172,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     plan = replace(plan, scratch=tuple(work.scratch), maps=tuple(work.maps))
     hides = parts.visible is not None
     return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True, hides=hides,
-                  rounds=parts.rounds)
+                  rounds=parts.rounds, pace=pace)
 
 
 def _promising(shape: AttentionShape) -> tuple[bool, bool, str]:
@@ -336,6 +342,16 @@ def _together(request: Request, parts: AttentionParts, work: _AttentionWork) -> 
     long = max(work.depth, work.columns) > LONG_HEAD
     shapes = (AttentionShape(warps, 1, 64, together=True) for warps in ((2 * WARPS, WARPS) if long else (WARPS,)))
     return next((shape for shape in shapes if shape.fits(work.depth, work.columns)), None)
+
+
+def _pace(request: Request, work: _AttentionWork, shape: AttentionShape) -> Pace | None:
+    """Of blocks whose warps multiply together, where no size is left open."""
+    rows, batch, keys = _planned(work.parts, request.sizes)
+    if rows is None or batch is None or keys is None:
+        return None
+    tiles = -(-(-(-rows // shape.rows) * batch) // HOPPER_HAS)
+    flops = 2 * shape.rows * shape.keys * (work.depth + work.columns)
+    return Pace(tiles, -(-keys // shape.keys), flops, TOGETHER_SHARE)
 
 
 def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:

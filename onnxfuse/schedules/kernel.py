@@ -34,6 +34,25 @@ USER = "user"
 """The schedule of kernels that come with a rule."""
 
 
+HOPPER_HAS = 132
+"""Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the busiest multiprocessor does of a kernel with products, at the sizes that it was made for.
+
+    Attributes:
+        tiles: it computes so many; stages: each goes through so many; flops: arithmetic of one.
+        share: of the rate that large tiles reach.
+    """
+
+    tiles: int
+    stages: int
+    flops: int
+    share: float = 1.0
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A region as a kernel.
@@ -51,6 +70,7 @@ class Kernel:
             kernels share has room for one.
         hides: whether it leaves out what its structure shows to be masked.
         rounds: whether operands of its products are rounded: float32 to TF32.
+        pace: what its time follows from on Hopper; None of kernels that nobody knows so well.
     """
 
     schedule: str
@@ -63,6 +83,7 @@ class Kernel:
     heavy: bool = False
     hides: bool = False
     rounds: bool = False
+    pace: Pace | None = None
 
     @property
     def source(self) -> str:

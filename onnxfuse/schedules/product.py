@@ -18,28 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import in_integers
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_shape import HOPPER, PANEL
+from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
-from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
+from onnxfuse.schedules.product_blocks import MOST_TILES, Blocks
+from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
-from onnxfuse.schedules.product_integers import (
-    INTEGER_TILES,
-    IntegerBoxShape,
-    IntegerBoxText,
-    IntegerShape,
-    IntegerSpecialisedShape,
-    IntegerSpecialisedText,
-    IntegerText,
-)
+from onnxfuse.schedules.product_integers import IntegerBoxText, IntegerSpecialisedText, IntegerText
 from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
@@ -53,67 +45,21 @@ from onnxfuse.schedules.product_parts import (
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
-from onnxfuse.schedules.product_shape import DEPTH, STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shape import DEPTH, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_windows import Windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
 
-TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65, (128, 192): 1.0,
-         (192, 192): 1.0}
-"""Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
-the caches is multiplied so much less often)."""
-
-TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0.65}
-"""The same where three products share the columns."""
-
-SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
-               (192, 192, 1): 1.0}
-"""The same of blocks with a warp that copies, which go through so many tiles at a time."""
-
-SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
-"""The same where three products share the columns."""
-
-CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
-"""How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
-of the GPU, and leave multiprocessors over).  In two turns they take longer than blocks alone."""
-
-LEAST_STEPS = 6
-"""Stages that each of these blocks goes through at least."""
-
-BEGUN = 20 * 128 * 128
-"""What a block takes in any case, as elements of a tile times stages: some 6 us."""
-
-LEAST_STAGES = 4
-"""In shared memory, beside all sums of a tile: fewer do not hide what a copy waits for."""
-
-WORTH_SHARING = 0.95
-"""Share of the time without that they must be expected to take."""
-
-HOPPER_HAS = 132
-"""Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
-
-MOST_TILES = 3
-"""Of these those that are worth a measurement: which are expected to take least."""
-
-SHORT, LONG = 2, 32
-"""Stages of all that is summed over up to which two at a time are enough, and from which on many are better."""
-
-MOST_WARPS = 16
-"""Of a block."""
-
 OTHERWISE_ROUNDED = 2.0**-9
 """Share of the largest result that operands cut off after TF32's digits are off by, and not rounded: 2^-11 of each, and
 what sums leave of that where terms cancel."""
 
-UNKNOWN = 4096
-"""What is taken for a size that is not known."""
 
 class Product(Schedule):
     """Products of one left operand."""
@@ -183,18 +129,9 @@ class _ProductWork:
         self.lanes, self.stored = result_lanes(parts, planned)
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
-        self.few = few_of(parts, self._planned(parts.rows), planned) if floats else None
         self.library = library_of(parts) if floats else None
-        thirds = len(parts.rights) == 3
-        self.tiles, self.specialised = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
-            TILES if floats else INTEGER_TILES, SPECIALISED)
-        self.shape = ProductShape if floats else IntegerShape
-        self.specialised_shape, self.box_shape = (
-            (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
-        self.least = self.shape(64, 96 if thirds else 64, 2, vectors=False)
-        # The instruction takes integers from tiles that have a line for each row alone.
-        plain = floats or not any(side.across or side.width == 1 for side in self.vectors)
-        self.together = (True, False) if plain and not parts.rounds else (False,)
+        self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
+        self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
@@ -222,29 +159,14 @@ class _ProductWork:
         lowered, request = self.lowered, self.request
         patched, few = self._patched(), self._few()
         plain = [shape for shape in few if shape.plain]
-        general = self._own(self.together[0])
-        own = [*patched, *plain, *self._copied(), general][0]
+        general = self.blocks.own(self.blocks.together[0])
+        own = [*patched, *plain, *self.blocks.copied(), general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
-            shape.choice: shape for shape in self._with_library([*patched, *few, *self._offered(MOST_TILES)])}
+            shape.choice: shape for shape in self._with_library([*patched, *few, *self.blocks.offered(MOST_TILES)])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))
-        narrow = narrow_guards(lowered, rows=False)
-        if fits_narrow(lowered, rows=False):
-            # Behind a block that was told the general ones are enough; behind a library, which may be missing, all are.
-            enough = isinstance(own, SpecialisedShape) and isinstance(first, ProductShape)
-            shapes = (first, *(() if enough else (own,)), *(() if patched else (general, self._own(together=False))))
-            for shape in dict.fromkeys(each for each in shapes if isinstance(each, ProductShape)):
-                if isinstance(shape, SpecialisedShape):
-                    self._add_specialised(shape, narrow)
-                elif isinstance(shape, PatchShape):
-                    self._add_patched(shape, narrow)
-                elif isinstance(shape, FewShape):
-                    self._add_few(shape, narrow)
-                else:
-                    self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
-            self._add(self.least, narrow)
-        self._add(replace(self.least, bits=64), ())
+        self._variants(first, own, [] if patched else [general, self.blocks.own(together=False)])
         plan = replace(
             make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps),
             scratch=(str(WORKSPACE),) if isinstance(first, LibraryShape) else ())
@@ -257,9 +179,30 @@ class _ProductWork:
                    *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
-        others = tuple(each for each, shape in offered.items() if shape != own)
+        choices = tuple(each for each, shape in offered.items() if shape != own)
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
-        return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
+        return Kernel("product", source, plan, (), choice, choices, heavy=not plain, rounds=self.parts.rounds,
+                      pace=self.blocks.pace(own) if first is None else None)
+
+    def _variants(self, first: ProductShape | LibraryShape | None, own: ProductShape, general: Sequence[ProductShape]
+                  ) -> None:
+        """Those that were told, or the schedule chose, before what runs where they do not."""
+        narrow = narrow_guards(self.lowered, rows=False)
+        if fits_narrow(self.lowered, rows=False):
+            # Behind a block that was told the general ones are enough; behind a library, which may be missing, all are.
+            enough = isinstance(own, SpecialisedShape) and isinstance(first, ProductShape)
+            shapes = (first, *(() if enough else (own,)), *general)
+            for shape in dict.fromkeys(each for each in shapes if isinstance(each, ProductShape)):
+                if isinstance(shape, SpecialisedShape):
+                    self._add_specialised(shape, narrow)
+                elif isinstance(shape, PatchShape):
+                    self._add_patched(shape, narrow)
+                elif isinstance(shape, FewShape):
+                    self._add_few(shape, narrow)
+                else:
+                    self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
+            self._add(self.blocks.least, narrow)
+        self._add(replace(self.blocks.least, bits=64), ())
 
     def _with_library(self, generated: Sequence[ProductShape]) -> list[ProductShape | LibraryShape]:
         """What may be measured: the library's own choice first, its further algorithms last."""
@@ -269,111 +212,19 @@ class _ProductWork:
     def _known(self, offered: Mapping[Choice, ProductShape | LibraryShape]) -> (
             Mapping[Choice, ProductShape | LibraryShape]):
         """All that a choice may mean: what was measured runs also where today's ranks would not have it tried."""
-        return {shape.choice: shape for shape in self._offered(len(self.tiles))} | dict(offered)
-
-    def _own(self, together: bool) -> ProductShape:
-        """The tile that is expected to take least, with as many stages as there is something to hold in."""
-        return next(shape for tile in self._ranked(together) for shape in self._staged(tile, together))
-
-    def _copied(self) -> list[SpecialisedShape]:
-        """The block with a warp that copies that is expected to take least, where floats are copied in one: of 40
-        products and convolutions such blocks took 0.79 times as long as those of four warps in the mean, 1.05 at most
-        (H100).  Clusters are for measurements."""
-        blocks = [] if self.parts.integers else [*self._boxes(1), *self._specialised(1)]
-        return [shape for shape in blocks if shape.split == 1][:1]
-
-    def _offered(self, most: int) -> list[ProductShape]:
-        """What may be quickest, of so many tiles; those with a warp that copies, which most large products are quickest
-        by, and then those by four warps together, before what a budget of measurements may not reach."""
-        shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
-                  for shape in self._staged(tile, together)]
-        return sorted([*self._boxes(most), *self._specialised(most), *shapes], key=lambda shape: not shape.together)
-
-    def _specialised(self, most: int) -> list[SpecialisedShape]:
-        """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
-        if not self.mapped:
-            return []
-        beside = len(self.parts.rights)
-        return self._quickest(most, [
-            (self.specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
-            for (rows, columns, turns), rate in self.specialised.items()
-            if not (self.mapped[1].across and columns // beside % PANEL)])
-
-    def _boxes(self, most: int) -> list[SpecialisedShape]:
-        """The same of a convolution whose windows are copied in boxes."""
-        if self.boxed is None:
-            return []
-        windows, blocks = self.boxed[0].windows, list[tuple[SpecialisedShape, int, float]]()
-        images, lines, places = map(self._planned, (windows.images, windows.y.count, windows.x.count))
-        for (rows, columns, turns), rate in self.specialised.items():
-            box = box_of(windows, rows, (images, lines, places))
-            tiles = box.count(images, lines, places) * -(-self._planned(self.parts.columns) // columns)
-            taps = windows.x.taps * windows.y.taps
-            blocks.append((self.box_shape(rows, columns, 1, turns=turns, box=box, taps=taps), tiles, rate))
-        return self._quickest(most, blocks)
-
-    def _quickest(
-        self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]]
-    ) -> list[SpecialisedShape]:
-        """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
-        may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
-        steps = -(-self._planned(self.parts.depth) // DEPTH)
-        alone = sorted(((_busiest(tiles, shape, rate), shape) for shape, tiles, rate in blocks),
-                       key=lambda each: each[0])[:most]
-        longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
-        shared = [
-            (-(-steps // split) * _busiest(1, shape, rate) + BEGUN, _filled(replace(shape, turns=1, split=split)))
-            for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
-            # Thirds of a tile are laid out in pieces that its sums do not fill.
-            if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
-            and tiles <= most_clusters and split * LEAST_STEPS <= steps]
-        better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
-                        key=lambda each: each[0])
-        return [*(shape for _, shape in better[:most]), *(_filled(shape) for _, shape in alone)]
+        return {shape.choice: shape for shape in self.blocks.all_offered()} | dict(offered)
 
     def _patched(self) -> list[PatchShape]:
         """Tiles of a convolution of few channels."""
         if self.patch is None:
             return []
-        return [shape for shape in shapes_of(self.patch, self._planned(self.patch.parts.columns))
+        return [shape for shape in shapes_of(self.patch, self.blocks.planned(self.patch.parts.columns))
                 if shape.shared <= MOST_SHARED]
 
     def _few(self) -> list[FewShape]:
         """Blocks for few rows, where there are few."""
-        sizes = map(self._planned, (self.parts.batch, self.parts.columns, self.parts.depth))
+        sizes = map(self.blocks.planned, (self.parts.batch, self.parts.columns, self.parts.depth))
         return [] if self.few is None else self.few.shapes(*sizes)
-
-    def _ranked(self, together: bool) -> list[tuple[int, int]]:
-        """Tiles, those first of which the busiest multiprocessor's take least together."""
-        has = HOPPER_HAS if together else MULTIPROCESSORS
-        fitting = [tile for tile in self.tiles if not (self.vectors[1].across and tile[1] % PANEL)]
-        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self.tiles[tile], has))
-
-    def _expected(self, high: int, wide: int, rate: float, multiprocessors: int) -> float:
-        """What the busiest multiprocessor's tiles of this size take."""
-        return -(-self._count(high, wide) // multiprocessors) * high * wide / rate
-
-    def _count(self, high: int, wide: int) -> int:
-        """How many tiles of this size there are."""
-        parts = self.parts
-        batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
-        return batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
-
-    def _staged(self, tile: tuple[int, int], together: bool) -> list[ProductShape]:
-        """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
-        leave room for a block beside."""
-        steps = -(-self._planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
-        least = 3 if tile == (128, 128) else 4
-        wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
-        if sum(tile) > 256:
-            wanted = (2, 3) if steps <= SHORT else (4, 3)
-        shapes = [self.shape(*tile, stages, together) for stages in wanted]
-        return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
-
-    def _planned(self, size: Dim) -> int:
-        """A size as it is planned to be; large where that is not known."""
-        found = self.lowered.binding.at(size, self.request.sizes)
-        return UNKNOWN if found is None else found
 
     def _add(self, shape: ProductShape, guards: tuple[str, ...]) -> None:
         """A variant."""
@@ -464,17 +315,6 @@ class _ProductWork:
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
         return entry.step(blocks, shared=str(shape.shared))
-
-
-def _busiest(tiles: int, shape: ProductShape, rate: float) -> float:
-    """What the busiest multiprocessor's tiles take."""
-    return -(-tiles // HOPPER_HAS) * shape.rows * shape.columns / rate
-
-
-def _filled(least: SpecialisedShape) -> SpecialisedShape:
-    """A block of one stage with as many as there is room for."""
-    one = replace(least, stages=2).shared - least.shared
-    return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
 
 
 def _fitting(shape: ProductShape) -> tuple[str, ...]:

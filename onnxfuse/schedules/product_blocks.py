@@ -1,0 +1,220 @@
+"""The blocks that kernels of a region's products may have, and which of them are expected to take least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from onnxfuse.graph.dims import Dim
+from onnxfuse.schedules.attention_shape import PANEL
+from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
+from onnxfuse.schedules.product_boxes import Boxed, BoxShape, box_of
+from onnxfuse.schedules.product_integers import (
+    INTEGER_TILES,
+    IntegerBoxShape,
+    IntegerShape,
+    IntegerSpecialisedShape,
+)
+from onnxfuse.schedules.product_maps import Mapped
+from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_shape import DEPTH, STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.schedule import Request
+from onnxfuse.schedules.split import MULTIPROCESSORS
+from onnxfuse.schedules.streaming import MOST_SHARED
+
+TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65, (128, 192): 1.0,
+         (192, 192): 1.0}
+"""Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
+the caches is multiplied so much less often)."""
+
+TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0.65}
+"""The same where three products share the columns."""
+
+SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
+               (192, 192, 1): 1.0}
+"""The same of blocks with a warp that copies, which go through so many tiles at a time."""
+
+SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
+"""The same where three products share the columns."""
+
+CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
+"""How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
+of the GPU, and leave multiprocessors over).  In two turns they take longer than blocks alone."""
+
+LEAST_STEPS = 6
+"""Stages that each of these blocks goes through at least."""
+
+BEGUN = 20 * 128 * 128
+"""What a block takes in any case, as elements of a tile times stages: some 6 us."""
+
+LEAST_STAGES = 4
+"""In shared memory, beside all sums of a tile: fewer do not hide what a copy waits for."""
+
+WORTH_SHARING = 0.95
+"""Share of the time without that they must be expected to take."""
+
+MOST_TILES = 3
+"""Of these those that are worth a measurement: which are expected to take least."""
+
+SHORT, LONG = 2, 32
+"""Stages of all that is summed over up to which two at a time are enough, and from which on many are better."""
+
+MOST_WARPS = 16
+"""Of a block."""
+
+LEAST_PACED = 64
+"""Rows from which on the time of blocks with a warp that copies follows from their tiles."""
+
+UNKNOWN = 4096
+"""What is taken for a size that is not known."""
+
+
+class Blocks:
+    """Blocks for the products of one region at its planned sizes.
+
+    Attributes:
+        vectors: how operands are read by vectors; mapped, boxed: as tensor maps copy them, whole or in boxes of
+            windows; None, or no operand, where they do not.
+        together: whether four warps multiply together, the better first; least: the block that runs everywhere.
+    """
+
+    def __init__(self, parts: ProductParts, request: Request, vectors: Sequence[Side], mapped: Sequence[Mapped],
+                 boxed: tuple[Boxed, Mapped] | None) -> None:
+        self.parts, self.request, self.vectors, self.mapped, self.boxed = parts, request, vectors, mapped, boxed
+        floats, thirds = not parts.integers, len(parts.rights) == 3
+        self._tiles, self._copying = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
+            TILES if floats else INTEGER_TILES, SPECIALISED)
+        self._shape = ProductShape if floats else IntegerShape
+        self._specialised_shape, self._box_shape = (
+            (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
+        self.least = self._shape(64, 96 if thirds else 64, 2, vectors=False)
+        # The instruction takes integers from tiles that have a line for each row alone.
+        plain = floats or not any(side.across or side.width == 1 for side in vectors)
+        self.together = (True, False) if plain and not parts.rounds else (False,)
+
+    def planned(self, size: Dim) -> int:
+        """A size as it is planned to be; large where that is not known."""
+        found = self._at(size)
+        return UNKNOWN if found is None else found
+
+    def _at(self, size: Dim) -> int | None:
+        return self.parts.lowered.binding.at(size, self.request.sizes)
+
+    def own(self, together: bool) -> ProductShape:
+        """The tile that is expected to take least, with as many stages as there is something to hold in."""
+        return next(shape for tile in self._ranked(together) for shape in self._staged(tile, together))
+
+    def copied(self) -> list[SpecialisedShape]:
+        """The block with a warp that copies that is expected to take least, where floats are copied in one: of 40
+        products and convolutions such blocks took 0.79 times as long as those of four warps in the mean, 1.05 at most
+        (H100).  Clusters are for measurements."""
+        blocks = [] if self.parts.integers else [*self._boxes(1), *self._specialised(1)]
+        return [shape for shape in blocks if shape.split == 1][:1]
+
+    def offered(self, most: int) -> list[ProductShape]:
+        """What may be quickest, of so many tiles; those with a warp that copies, which most large products are quickest
+        by, and then those by four warps together, before what a budget of measurements may not reach."""
+        shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
+                  for shape in self._staged(tile, together)]
+        return sorted([*self._boxes(most), *self._specialised(most), *shapes], key=lambda shape: not shape.together)
+
+    def all_offered(self) -> list[ProductShape]:
+        """The same of all tiles."""
+        return self.offered(len(self._tiles))
+
+    def _specialised(self, most: int) -> list[SpecialisedShape]:
+        """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
+        if not self.mapped:
+            return []
+        beside = len(self.parts.rights)
+        return self._quickest(most, [
+            (self._specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
+            for (rows, columns, turns), rate in self._copying.items()
+            if not (self.mapped[1].across and columns // beside % PANEL)])
+
+    def _boxes(self, most: int) -> list[SpecialisedShape]:
+        """The same of a convolution whose windows are copied in boxes."""
+        if self.boxed is None:
+            return []
+        windows, blocks = self.boxed[0].windows, list[tuple[SpecialisedShape, int, float]]()
+        images, lines, places = map(self.planned, (windows.images, windows.y.count, windows.x.count))
+        for (rows, columns, turns), rate in self._copying.items():
+            box = box_of(windows, rows, (images, lines, places))
+            taps = windows.x.taps * windows.y.taps
+            shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=taps)
+            blocks.append((shape, self._boxes_of(shape), rate))
+        return self._quickest(most, blocks)
+
+    def _boxes_of(self, shape: BoxShape) -> int:
+        """How many tiles of boxes of this shape there are."""
+        assert self.boxed is not None
+        windows = self.boxed[0].windows
+        boxes = shape.box.count(*map(self.planned, (windows.images, windows.y.count, windows.x.count)))
+        return boxes * -(-self.planned(self.parts.columns) // shape.columns)
+
+    def _quickest(
+        self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]]
+    ) -> list[SpecialisedShape]:
+        """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
+        may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
+        steps = -(-self.planned(self.parts.depth) // DEPTH)
+        alone = sorted(((_busiest(tiles, shape, rate), shape) for shape, tiles, rate in blocks),
+                       key=lambda each: each[0])[:most]
+        longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
+        shared = [
+            (-(-steps // split) * _busiest(1, shape, rate) + BEGUN, _filled(replace(shape, turns=1, split=split)))
+            for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
+            # Thirds of a tile are laid out in pieces that its sums do not fill.
+            if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
+            and tiles <= most_clusters and split * LEAST_STEPS <= steps]
+        better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
+                        key=lambda each: each[0])
+        return [*(shape for _, shape in better[:most]), *(_filled(shape) for _, shape in alone)]
+
+    def _ranked(self, together: bool) -> list[tuple[int, int]]:
+        """Tiles, those first of which the busiest multiprocessor's take least together."""
+        has = HOPPER_HAS if together else MULTIPROCESSORS
+        fitting = [tile for tile in self._tiles if not (self.vectors[1].across and tile[1] % PANEL)]
+        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self._tiles[tile], has))
+
+    def _expected(self, high: int, wide: int, rate: float, multiprocessors: int) -> float:
+        """What the busiest multiprocessor's tiles of this size take."""
+        return -(-self._count(high, wide) // multiprocessors) * high * wide / rate
+
+    def _count(self, high: int, wide: int) -> int:
+        """How many tiles of this size there are."""
+        parts = self.parts
+        batch, rows, columns = map(self.planned, (parts.batch, parts.rows, parts.columns))
+        return batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
+
+    def _staged(self, tile: tuple[int, int], together: bool) -> list[ProductShape]:
+        """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
+        leave room for a block beside."""
+        steps = -(-self.planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
+        least = 3 if tile == (128, 128) else 4
+        wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
+        if sum(tile) > 256:
+            wanted = (2, 3) if steps <= SHORT else (4, 3)
+        shapes = [self._shape(*tile, stages, together) for stages in wanted]
+        return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
+
+    def pace(self, shape: ProductShape) -> Pace | None:
+        """Of whole blocks with a warp that copies, where no size is left open."""
+        sizes = [self._at(size) for size in (
+            self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
+        if not isinstance(shape, SpecialisedShape) or None in sizes or self.planned(self.parts.rows) < LEAST_PACED:
+            return None
+        tiles = self._boxes_of(shape) if isinstance(shape, BoxShape) else self._count(shape.rows, shape.columns)
+        steps = -(-self.planned(self.parts.depth) // DEPTH)
+        return Pace(-(-tiles // HOPPER_HAS), steps, 2 * shape.rows * shape.columns * DEPTH)
+
+
+def _busiest(tiles: int, shape: ProductShape, rate: float) -> float:
+    """What the busiest multiprocessor's tiles take."""
+    return -(-tiles // HOPPER_HAS) * shape.rows * shape.columns / rate
+
+
+def _filled(least: SpecialisedShape) -> SpecialisedShape:
+    """A block of one stage with as many as there is room for."""
+    one = replace(least, stages=2).shared - least.shared
+    return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
