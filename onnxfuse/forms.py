@@ -41,6 +41,7 @@ from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.products import is_laid_anew
 from onnxfuse.planning.spills import Compiled, Spills
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
@@ -60,6 +61,9 @@ from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 
 MOST_PLANS = 3
 """Plans with biases apart after which all stay where they were: in each of them one more found no place."""
+
+MOST_FORESEEN = 600
+"""Nodes of a graph that is planned in another layout too where nothing was measured: of more that takes seconds."""
 
 BETTER = 0.98
 """Share of the time of values as the model has them that another layout must stay under: less is noise."""
@@ -331,7 +335,7 @@ class Drafting:
         """A draft, and the same with values channels-last where that may come to something."""
         # With the objective's channels last, ONNX Runtime lays images out itself.
         allowed = LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
-        looks = allowed and _may_lie_otherwise(own.plan)
+        looks = allowed and _may_lie_otherwise(own)
         pairs = paired(own.form.graph, own.form.canonical.graph) if looks else ()
         return [own, self.draft(self.forming.laid_out(own.form, pairs), own.told)] if pairs else [own]
 
@@ -343,7 +347,7 @@ def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
 
 def _begun(draft: Draft, compiled: Compiled | None) -> Draft:
     """A draft, which the compiler begins with where it will hardly lose to another."""
-    if compiled is not None and not _may_lie_otherwise(draft.plan):
+    if compiled is not None and not _may_lie_otherwise(draft):
         draft.begin(compiled)
     return draft
 
@@ -373,10 +377,14 @@ def _takes_in(plan: Plan, form: Form, eager: bool) -> bool:
     return any(value is not None and value.name in copies for value in computed)
 
 
-def _may_lie_otherwise(plan: Plan) -> bool:
+def _may_lie_otherwise(draft: Draft) -> bool:
     """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
-    are looked at only where something was measured."""
-    return any(is_convolution(node) for region in plan.with_products for node in region.view)
+    are looked at only where something was measured; where it is known how fast their kernels are, those that the
+    runtime lays out itself, unless there is much to plan."""
+    if draft.context.measures:
+        return any(is_convolution(node) for region in draft.plan.with_products for node in region.view)
+    nodes = draft.context.view.nodes
+    return draft.form.costs.knows_tiles and len(nodes) <= MOST_FORESEEN and any(map(is_laid_anew, nodes))
 
 
 def _results(plan: Plan) -> set[str]:

@@ -13,7 +13,17 @@ from onnxfuse.operators import classify
 from onnxfuse.operators.classes import QUANTIZE, moves_innermost, multiplied, quantised
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, is_scale, listed, measured_cost, stays
+from onnxfuse.planning.contractions import (
+    COMPUTES,
+    MOVES,
+    UNMEASURED,
+    Costed,
+    is_scale,
+    listed,
+    measured_cost,
+    paced_choice,
+    stays,
+)
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -195,10 +205,6 @@ class Beside:
             for each in node.originals)
 
 
-Costed = tuple[Region, RegionCost]
-"""A region with its kernel, and the cost to choose it by."""
-
-
 class Outcome(Enum):
     """What came of weighing a region."""
 
@@ -226,9 +232,10 @@ class Offer:
         its results left as they lie."""
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
-        for members in dict.fromkeys(
-                (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
-                 *beside.unscaled(), least)):
+        ways = (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
+                *beside.unscaled(), least)
+        # Predictions of the same rate do not tell these apart.
+        for members in dict.fromkeys(ways if self.trusted or self.context.measures else (whole, least)):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
@@ -332,9 +339,14 @@ class Offer:
 
     def _beside_alone(self, region: Region, cost: RegionCost | None) -> Costed | Refusal:
         """The same where measurements alone decide: of the region, and of the runtime's products by themselves, by
-        which they count in whatever else may become of them."""
+        which they count in whatever else may become of them; or, where nothing was measured of these, of kernels from
+        whose times that of this one follows."""
         learned = self.pool.maker.costs.is_learned
         products = [node for node in region.view if self.pool.facts[node].contracts]
+        if cost is None and not any(learned(each) for node in products for each in node.originals):
+            foreseen = paced_choice(region, self.pool, self.context)
+            if foreseen is not None:
+                return foreseen
         if cost is None or not all(any(map(learned, node.originals)) for node in products):
             return Refusal(
                 UNMEASURED,

@@ -44,6 +44,11 @@ class Context:
         """The model's graph."""
         return self.costs.ledger.graph
 
+    @property
+    def measures(self) -> bool:
+        """Whether something was measured on the GPU, or is to be."""
+        return self.eager or self.measured is not None
+
     @cached_property
     def makers(self) -> dict[Place, Maker]:
         """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""

@@ -9,7 +9,8 @@ whether that is a softmax.  It is weighed bare, with the views around it, and wi
 them.
 
 How long a product takes is known less well than how long bytes do.  So such a region is taken where it was measured
-faster than the runtime's own nodes, or where the profile of the GPU has a measured rate of such kernels to predict by.
+faster than the runtime's own nodes, or where the profile of the GPU has a measured rate of such kernels to predict by:
+of all of them, or of the tiles that a kernel goes through.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ STAGE = "attention"
 MOST_BETWEEN = 64
 """Nodes that are looked at behind a product's operand: masks that are computed at length stay outside."""
 
+Costed = tuple[Region, RegionCost]
+"""A region with its kernel, and the cost to choose it by."""
+
 UNMEASURED = "unmeasured"
 """Code of the refusal of what nobody measured."""
 
@@ -51,9 +55,10 @@ COMPUTES = MOVES | {OperatorClass.POINTWISE, OperatorClass.BROADCAST}
 def offer_attentions(pool: CandidatePool, context: Context) -> None:
     """Weigh the attentions of a graph, each with less and with more of what is around it."""
     graph, facts = pool.maker.view, pool.facts
-    trusted = context.eager or context.measured is not None or _rate(pool) is not None
+    trusted = context.measures or _rate(pool) is not None
     # Where none will be taken, one of each is looked at, to say so.
-    kinds = ((MOVES, False), (MOVES, True), (COMPUTES, True)) if trusted else ()
+    kinds = ((MOVES, False), (MOVES, True), (COMPUTES, True)) if trusted else (
+        ((MOVES, False), (MOVES, True)) if pool.maker.costs.knows_tiles else ())
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
             each = [_Beside(graph, facts, classes, scales) for classes, scales in kinds]
@@ -235,7 +240,17 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     return replace(cost, seconds_after=after + left)
 
 
-def _costed(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
+def paced_choice(region: Region, pool: CandidatePool, context: Context) -> Costed | Refusal | None:
+    """A region with the cost to choose it by, or why it gains too little, where the time of its kernel follows from
+    those of others that were measured on the GPU to plan for; None where it does not, or all is to be measured."""
+    costs = pool.maker.costs
+    if context.eager or costs.paced(region) is None:
+        return None
+    region = replace(region, counted=costs.region(region))
+    return pool.no_gain(region) or (region, region.cost)
+
+
+def _costed(region: Region, pool: CandidatePool, context: Context) -> Costed | Refusal:
     """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
     made = listed(region, pool, context)
     if isinstance(made, Refusal):
@@ -245,6 +260,9 @@ def _costed(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
         return made, cost
     # The runtime may have a good kernel for an operator that is an attention; the rate is that of 16-bit floats.
     attends = any(pool.facts[node].contracts and pool.facts[node].maxima for node in made.view)
+    foreseen = None if attends else paced_choice(made, pool, context)
+    if foreseen is not None:
+        return foreseen
     if _rate(pool) is None or attends or made.kernel.rounds:
         name = pool.maker.costs.profile.name
         return Refusal(

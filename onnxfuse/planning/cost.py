@@ -24,7 +24,7 @@ from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
-from onnxfuse.planning.traffic import KernelTraffic, Ledger
+from onnxfuse.planning.traffic import KernelTraffic, Ledger, Needs
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import (
     OWN_BIAS,
@@ -47,6 +47,13 @@ PRODUCT_EFFICIENCY = 0.7
 
 STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
+
+TILE_BEGINS, TILE_ENDS, STAGE_WAITS = 2.5e-6, 0.6e-6, 0.2e-6
+"""Seconds of kernels whose tiles a warp copies: until the first is multiplied, to store one, and of a stage at least
+(H100, 745 products and convolutions)."""
+
+TILES_COPY = 0.86
+"""Share of the bandwidth that they reach."""
 
 DOES = {OperatorClass.REDUCTION: Does.REDUCES, OperatorClass.SCAN: Does.SCANS, OperatorClass.HEAVY: Does.CONTRACTS}
 """What operators of a class do that makes kernels differ."""
@@ -132,16 +139,20 @@ class CostModel:
         self._group = {node: group for group in self.groups for node in group.nodes}
         self._seconds: dict[frozenset[Node], float] = {}
         self._alone: dict[Node, float] = {}
+        self._learned: set[Node] = set()
 
-    def learn(self, node: Node, seconds: float) -> None:
-        """What the runtime takes for one run of a product or a convolution by itself, as measured: its own bias and
-        whatever the runtime lays out for it among it.  Before anything that holds it is weighed."""
+    def learn(self, node: Node, seconds: float, *, measured: bool = True) -> None:
+        """What the runtime takes for one run of a product or a convolution by itself, as measured, or as kernels tell
+        that were: its own bias and whatever the runtime lays out for it among it.  Before anything that holds it is
+        weighed."""
         self._alone[node] = seconds
+        if measured:
+            self._learned.add(node)
         self._seconds = {unit: known for unit, known in self._seconds.items() if node not in unit}
 
     def is_learned(self, node: Node) -> bool:
         """Whether it was measured what the runtime takes for a node by itself."""
-        return node in self._alone
+        return node in self._learned
 
     def seconds(
         self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = STREAMING, again: int = 0,
@@ -208,6 +219,12 @@ class CostModel:
         moved = self.ledger.bytes_of(bias.result) or 0
         return kernel_time(moved if bias.reads else 0, moved, 0.0, self.profile, efficiency=efficiency)
 
+    def laying_seconds(self, values: Iterable[Value | None]) -> float:
+        """Time of kernels that lay out values anew, one each, as the runtime's libraries do it around what they have
+        kernels of another layout for."""
+        moved = [self.ledger.bytes_of(value) or 0 for value in values if value is not None]
+        return fsum(kernel_time(size, size, 0.0, self.profile) for size in moved)
+
     def _in_place(self, node: Node) -> KernelTraffic:
         """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes
         something of both."""
@@ -258,7 +275,7 @@ class CostModel:
             kernels_before=kernels_before - kernels_same,
             kernels_after=kernels_left - kernels_same + counted.kernels,
             seconds_before=before - same,
-            seconds_after=left - same + executions * self._fused_seconds(counted, members, self.read_again(region)),
+            seconds_after=left - same + executions * self.kernel_seconds(region),
             memory_saved=memory_saved(self.ledger, region),
             executions=executions,
             flops=counted.flops,
@@ -304,7 +321,25 @@ class CostModel:
     def kernel_seconds(self, region: Region, flops: int = 0) -> float:
         """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""
         counted = self.ledger.region(region)
-        return self._fused_seconds(replace(counted, flops=counted.flops + flops), region.nodes, self.read_again(region))
+        paced = self.paced(region)
+        return paced if paced is not None else self._fused_seconds(
+            replace(counted, flops=counted.flops + flops), region.nodes, self.read_again(region))
+
+    @property
+    def knows_tiles(self) -> bool:
+        """Whether kernels of products were measured on this GPU that tell of others."""
+        return self.profile.measured.tile_tflops is not None
+
+    def paced(self, region: Region) -> float | None:
+        """The same of a kernel that goes through its tiles as those did that were measured on this GPU; None of
+        others."""
+        pace, rate = None if region.made is None else region.made.pace, self.profile.measured.tile_tflops
+        if pace is None or rate is None:
+            return None
+        stage = max(pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share), STAGE_WAITS)
+        counted = self.ledger.region(region)
+        copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
+        return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies)
 
     def run_seconds(self, region: Region) -> float:
         """Predicted time of a region's own kernel in one run of the model, with what only its cost knows: tensors that
@@ -390,7 +425,7 @@ class CostModel:
 
     def total(self, fused: Sequence[Region] = ()) -> float:
         """Predicted GPU time of one run with these regions fused."""
-        inside = {node for region in fused for node in region.nodes}
+        inside = Needs(fused).inside()
         nodes = (node for each in self.ledger.graph.walk() for node in each.nodes)
         rest, _ = self.unfused(node for node in nodes if node not in inside)
         return rest + sum(map(self.run_seconds, fused))

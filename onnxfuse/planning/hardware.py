@@ -62,12 +62,14 @@ class Peaks(_Model):
 
 
 class MeasuredRates(_Model):
-    """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s, and the
-    attention schedule in float16 over long rows; without the last, attention is fused where it was measured faster."""
+    """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s, the
+    attention schedule in float16 over long rows, and tiles of products that a warp copies (Hopper), on all of the
+    multiprocessors.  Without the last two, attention and products are fused where they were measured faster."""
 
     copy_gb_s: PositiveFloat | None = None
     product_tflops: PositiveFloat | None = None
     attention_tflops: PositiveFloat | None = None
+    tile_tflops: PositiveFloat | None = None
 
 
 class Limits(_Model):

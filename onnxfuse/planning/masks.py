@@ -26,6 +26,7 @@ from onnxfuse.planning.legality import check_nodes, copied
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.space import SearchSpace
+from onnxfuse.planning.traffic import Needs
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.schedules import schedule_of
@@ -52,7 +53,7 @@ _AGAIN = "It computes its mask again from what that is made of, which was measur
 def with_masks(plan: Plan, context: Context) -> Plan:
     """A plan whose attentions compute masks themselves, those of places, and others where that was measured faster."""
     # What is not chosen matters where it is to be measured.
-    beside = plan.with_products if context.eager or context.measured is not None else ()
+    beside = plan.with_products if context.measures else ()
     if not any(map(_may_hide, (*plan.fusions, *beside))):
         return plan
     shares = shares_of(plan)
@@ -189,7 +190,7 @@ class _Masks:
     def _needed(self, fusions: list[Region]) -> list[Region]:
         """The regions without those whose results nobody needs any more."""
         while True:
-            needs = _Needs(fusions)
+            needs = Needs(fusions)
             kept = [fusion for fusion in fusions if fusion.beside or any(map(needs.value, fusion.outputs))]
             if len(kept) == len(fusions):
                 return kept
@@ -198,7 +199,7 @@ class _Masks:
     def _apart(self, fusions: Sequence[Region]) -> list[Region] | None:
         """The regions, none of which writes what attentions compute again: one that did writes the rest, or reads it;
         None where one has no kernel then."""
-        values, needs = self.maker.view.values, _Needs(fusions)
+        values, needs = self.maker.view.values, Needs(fusions)
         cone = {node for node in self.maker.view.nodes if any(
             each in fusion.beside for fusion in fusions for each in copied([node]))}
         found = []
@@ -266,24 +267,3 @@ def _leading(values: Sequence[Value], among: Sequence[Node]) -> set[Node]:
             found.add(node)
             waiting += node.reads()
     return found
-
-
-class _Needs:
-    """What is needed of what regions, and nodes outside of them, write."""
-
-    def __init__(self, fusions: Sequence[Region]) -> None:
-        self.held = {node for fusion in fusions for node in fusion.nodes if node not in fusion.beside}
-        self.beside = {node for fusion in fusions for node in fusion.beside}
-        self.read = {value.name for fusion in fusions for value in (*fusion.tensors, *fusion.hosts)}
-
-    def value(self, value: Value) -> bool:
-        """Whether a value of the graph is read, or an output of it."""
-        if value.is_output or value.name in self.read:
-            return True
-        return any(self._node(node) for node in value.consumers)
-
-    def _node(self, node: Node) -> bool:
-        """Whether a node that reads a value stays, so that it is read."""
-        if node in self.held:
-            return False  # a region reads what it names
-        return node not in self.beside or any(self.value(each) for each in node.outputs if each is not None)

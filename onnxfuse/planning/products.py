@@ -7,7 +7,8 @@
               └─ product ─ bias ─▶ values
 
 How long a product takes is known less well than how long bytes do, and the runtime's library is hard to beat: such a
-region is taken where it was measured faster than the runtime's own nodes, and offered where that may be known.  What
+region is taken where it was measured faster than the runtime's own nodes, or its kernel goes through tiles of which the
+GPU's profile has a measured rate, and nothing was measured of its products; and offered where that may be known.  What
 the runtime takes for a product alone is learned before anything is weighed: so it counts the same in all regions that
 may hold the product, an attention's too.
 """
@@ -20,7 +21,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_narrow, multiplied, slides
+from onnxfuse.operators.classes import is_convolution, is_narrow, multiplied, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
@@ -32,30 +33,55 @@ from onnxfuse.schedules import Does, running
 STAGE = "products"
 """Id of these regions, under which ``--disable`` leaves them out."""
 
+LIBRARY = 0.9
+"""Of what a kernel of ours is predicted to take for a product alone, what is taken for the library's: three of four
+were measured to take more (H100)."""
+
 MOST_BETWEEN = 6
 """Nodes between two products and what their results meet in."""
 
 
 def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) -> None:
-    """Tell the cost model of those nodes of a graph's view that are a product or a convolution and were measured."""
-    if context.measured is None:
+    """Tell the cost model of those nodes of a graph's view that are a product or a convolution and were measured, or
+    whose time follows from others that were."""
+    costs = maker.costs
+    foreseen = costs.knows_tiles and not context.eager
+    if context.measured is None and not foreseen:
         return
     for node in facts:
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
-        if not isinstance(made, Region):
+        own = [each for each in made.nodes if each.op != "Constant"] if isinstance(made, Region) else []
+        if not isinstance(made, Region) or len(own) != 1:
             continue
-        own = [each for each in made.nodes if each.op != "Constant"]
-        taken = context.measured.runtime(made) if len(own) == 1 else None
+        taken = None if context.measured is None else context.measured.runtime(made)
         if taken is not None:
-            maker.costs.learn(own[0], 1e-6 * taken)
+            costs.learn(own[0], 1e-6 * taken)
+        elif foreseen and is_laid_anew(own[0]) and not context.objective.channels_last:
+            seconds, _ = costs.unfused(own)
+            seconds += costs.laying_seconds((own[0].inputs[0], own[0].outputs[0]))
+            costs.learn(own[0], seconds / (costs.ledger.executions(own) or 1), measured=False)
+        elif foreseen and _is_foreseen(node, facts) and isinstance(made := maker.with_kernel(made), Region) and (
+                paced := costs.paced(made)):
+            costs.learn(own[0], LIBRARY * paced, measured=False)
+
+
+def is_laid_anew(node: Node) -> bool:
+    """Whether the runtime's library lays out the image of a convolution, and its result, for a kernel that has channels
+    last: dense ones of 16-bit floats with windows took 1.1 times as long as that and the products at the least, most of
+    them 1.5 times (H100, 50 convolutions); those without windows are products as they lie."""
+    weights = node.inputs[1] if is_convolution(node) and is_narrow(node.inputs[0]) and len(node.inputs) > 1 else None
+    return weights is not None and weights.shape is not None and node.attributes.get("group", 1) == 1 and any(
+        size.value != 1 for size in weights.shape[2:])
 
 
 def offer_products(pool: CandidatePool, context: Context) -> None:
     """Weigh the products of a graph, each with less and with more of what is around it."""
-    if context.measured is None and not context.eager:
+    measures = context.measures
+    if not measures and not pool.maker.costs.knows_tiles:
         return
     products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
-                if not slides(node) and _is_held(node) and not pool.facts[node].maxima]
+                if not slides(node) and not pool.facts[node].maxima
+                and (_is_held(node) if measures else _is_foreseen(node, pool.facts))]
     kept = pool.maker.keeps_float32()
     for group in (*([node] for node in products), *_beside(products, pool.facts)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
@@ -63,8 +89,8 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
-    _offer_integers(products, pool, context)
-    for node in products:
+    _offer_integers(products if measures else [], pool, context)
+    for node in products if measures else ():
         core = pool.maker.folds.core(node, pool.facts) if kept is None or not _rounds(node) else frozenset()
         if core:
             beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
@@ -96,6 +122,15 @@ def _is_held(node: Node) -> bool:
     operands = multiplied(node)
     kinds = {None if value is None else value.dtype for value in operands}
     return kinds <= {INT8, UINT8} or all(map(is_narrow, operands)) or kinds == {FLOAT}
+
+
+def _is_foreseen(node: Node, facts: Mapping[Node, Facts]) -> bool:
+    """Whether the time of a product's kernel may follow from that of others: of 16-bit floats, of windows over images
+    that are laid out for it."""
+    if is_laid_anew(node):
+        source = None if node.inputs[0] is None else node.inputs[0].producer
+        return source is not None and source in facts and facts[source].returns
+    return all(map(is_narrow, multiplied(node)))
 
 
 def _rounds(node: Node) -> bool:

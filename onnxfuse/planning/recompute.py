@@ -250,7 +250,7 @@ class _Stage:
         part, sketches = gone[0], [*rest, *reading]
         before = sum(self._seconds(each, self.costs) for each in gone)
         after = sum(self.costs.kernel_seconds(each.region, each.flops) for each in sketches) * self._runs(part)
-        near = NEAR if self.context.eager or self.context.measured is not None else 1.0
+        near = NEAR if self.context.measures else 1.0
         if after >= before * near or (near == 1.0 and not self._gains(before, after, gone, sketches)):
             self._tell(part, values, len(reading), before, after)
             return None

@@ -233,7 +233,7 @@ class Ledger:
 
     def total(self, fused: Sequence[Region] = ()) -> Traffic:
         """One run of the whole graph and its bodies, with these regions fused."""
-        inside = {node for region in fused for node in region.nodes}
+        inside = Needs(fused).inside()
         counted = [
             (self._runs[each.place], self.node(node))
             for each in self.graph.walk() for node in each.nodes if node not in inside
@@ -254,6 +254,31 @@ def _sized(tensors: Mapping[Value, int | None]) -> dict[Value, int]:
 
 def _unsized(*groups: Mapping[Value, int | None]) -> tuple[str, ...]:
     return tuple(value.name for group in groups for value, size in group.items() if size is None)
+
+
+class Needs:
+    """What is needed of what regions, and nodes outside of them, write."""
+
+    def __init__(self, fusions: Sequence[Region]) -> None:
+        self.held = {node for fusion in fusions for node in fusion.nodes if node not in fusion.beside}
+        self.beside = {node for fusion in fusions for node in fusion.beside}
+        self.read = {value.name for fusion in fusions for value in (*fusion.tensors, *fusion.hosts)}
+
+    def value(self, value: Value) -> bool:
+        """Whether a value of the graph is read, or an output of it."""
+        if value.is_output or value.name in self.read:
+            return True
+        return any(self._node(node) for node in value.consumers)
+
+    def _node(self, node: Node) -> bool:
+        """Whether a node that reads a value stays, so that it is read."""
+        if node in self.held:
+            return False  # a region reads what it names
+        return node not in self.beside or any(self.value(each) for each in node.outputs if each is not None)
+
+    def inside(self) -> set[Node]:
+        """The nodes that run in the regions' kernels alone: nothing else needs their results."""
+        return self.held | {node for node in self.beside if not any(map(self.value, filter(None, node.outputs)))}
 
 
 def shared(fused: Iterable[Region]) -> frozenset[Node]:

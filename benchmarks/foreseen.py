@@ -1,0 +1,101 @@
+"""What a plan by predictions alone takes in of products and attention, beside what the same regions were measured to
+take.
+
+    python benchmarks/foreseen.py --database benchmarks/zoo/measured-h100.sqlite.xz
+    python benchmarks/foreseen.py --rows vit,resnet50 --database measured.sqlite.xz --target H100 --least 1.0
+
+Each row of the zoo is planned as where nothing was measured (``onnxfuse optimize --no-database --target``).  Of every
+region with products that is fused so, the database tells what the kernel took and what ONNX Runtime took for its nodes.
+Needs no GPU.  Exit code 1 where a region was measured to gain less than ``--least``, or nothing is known of any.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from common import packed, table
+from zoo import Row, choose
+
+from onnxfuse.measurements import Measurements, find_measurements
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import resolve_profile
+from onnxfuse.planning.identity import Identities
+
+RULES = ("products", "attention")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A region that predictions take in: its row and operators; microseconds as predicted, before and after, and as
+    measured; None where that was not."""
+
+    row: str
+    operators: tuple[str, ...]
+    before: float
+    after: float
+    runtime: float | None
+    fused: float | None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast it was measured to be."""
+        return None if self.runtime is None or self.fused is None else self.runtime / self.fused
+
+
+def foreseen(row: Row, target: str, known: Measurements) -> Iterator[Foreseen]:
+    """The regions of a row's plan with products."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{row.model}.onnx")
+        path.write_bytes(row.hydrated().SerializeToString())
+        made = optimise(path, Options(dims=row.dims, target=target, database=False, verify=False, compile=False))
+    identities = Identities(made.graph, made.ledger.sizes)
+    for region in made.plan.fusions:
+        if region.rule in RULES:
+            what = identities.of(region)
+            times = None if what is None else known.times(what, region.kernel)
+            yield Foreseen(
+                row.name, tuple(node.op for node in region.view), 1e6 * region.cost.seconds_before,
+                1e6 * region.cost.seconds_after, *((None, None) if times is None else (times.runtime, times.fused)))
+
+
+def shown(found: list[Foreseen]) -> str:
+    """A line for each row."""
+    lines = []
+    for row in dict.fromkeys(each.row for each in found):
+        known = [each for each in found if each.row == row and each.gain is not None]
+        gains = sorted(each.gain or 0.0 for each in known)
+        before, after, runtime, fused = (
+            sum(getattr(each, name) for each in known) for name in ("before", "after", "runtime", "fused"))
+        lines.append([
+            row, f"{len(known)} of {sum(each.row == row for each in found)}", f"{before:.0f} → {after:.0f}",
+            f"{runtime:.0f} → {fused:.0f}", *([f"{gains[0]:.2f}", f"{runtime / fused:.2f}"] if known else ["", ""])])
+    return table(["row", "measured", "predicted µs", "measured µs", "least gain", "gain"], lines)
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default.")
+@click.option("--database", type=click.Path(path_type=Path, exists=True), required=True, metavar="FILE",
+              help="Measurements, packed where it ends in .xz.")
+@click.option("--target", default="H100", show_default=True, help="GPU to plan for, that they are of.")
+@click.option("--least", default=1.0, show_default=True, help="Gain that every region has to have.")
+def main(names: str | None, database: Path, target: str, least: float) -> None:
+    with packed(database) as path:
+        measurements, notes = find_measurements(resolve_profile(target), path)
+        if measurements is None:
+            raise click.ClickException("; ".join(notes) or f"nothing was measured on {target}")
+        found = [each for row in choose(names) for each in foreseen(row, target, measurements)]
+    click.echo(shown(found))
+    known = [each for each in found if each.gain is not None]
+    slow = [each for each in known if (each.gain or 0.0) < least]
+    for each in slow:
+        click.echo(f"{each.row}: {' '.join(each.operators)}: {each.runtime:.1f} µs, {each.fused:.1f} fused", err=True)
+    sys.exit(1 if slow or not known else 0)
+
+
+if __name__ == "__main__":
+    main()
