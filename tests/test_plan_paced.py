@@ -20,6 +20,8 @@ from onnxfuse.planning.hardware import find_profile
 from onnxfuse.tuning import TuneOptions, tune
 
 LINEAR = "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"
+OPEN = LINEAR.replace("T[M,K]", "float16[M,1024]").replace("T[K,N]", "float16[1024,1024]").replace(
+    "T[N]", "float16[1024]").replace("T[M,N]", "float16[M,1024]")
 HEADS = """
 g (float16[B,S,768] x, float16[768,768] wq, float16[768,768] wk, float16[768,768] wv)
   => (float16[B,S,768] y) <int64[4] heads = {0,0,12,64}, int64[3] joined = {0,0,768}, float16 f = {8}> {
@@ -88,9 +90,12 @@ def test_a_bare_product_stays() -> None:
 
 def test_sizes_that_are_open_are_those_that_are_planned_for() -> None:
     """Of many rows, and of few."""
-    text = LINEAR.replace("T[M,K]", "float16[M,1024]").replace("T[K,N]", "float16[1024,1024]").replace(
-        "T[N]", "float16[1024]").replace("T[M,N]", "float16[M,1024]")
-    assert [bool(held(fuse(text, {"M": rows}))) for rows in (4096, 8)] == [True, False]
+    assert [bool(held(fuse(OPEN, {"M": rows}))) for rows in (4096, 8)] == [True, False]
+
+
+def test_other_sizes_are_not_judged_by_the_planned_ones() -> None:
+    """Under the strategy that looks at a quarter and at four times of them, too."""
+    assert held(fuse(OPEN, {"M": 4096}, strategy="dynamic")) == [["MatMul", "Add", "Relu"]]
 
 
 @pytest.mark.parametrize(("batch", "queries", "found"), [(8, 512, 1), (8, 8, 0)])

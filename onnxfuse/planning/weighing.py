@@ -178,7 +178,7 @@ class CandidatePool:
         if refusal is not None or not self.nearby:
             return refusal
         # Nobody knows yet how many kernels it takes there.
-        once = replace(region, steps=1, scratch=0)
+        once = replace(region, steps=1, scratch=0, made=None)
         there = {text: costs.region(once) for text, costs in self.nearby.items()}
         return self.objective.refuses_elsewhere(there, label, region.rule)
 
