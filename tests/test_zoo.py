@@ -52,6 +52,9 @@ LONGEST = 10.0
 SOME = 12
 """Kernels of a model that are compiled and run without --slow."""
 
+MULTIPLYING = ("products", "attention")
+"""Rules of the kernels with products."""
+
 MANY = 2_000_000
 """Elements of a kernel's largest input or output from which on edge inputs are left to --slow."""
 
@@ -181,9 +184,15 @@ def test_an_independent_recount_agrees(model: ZooModel) -> None:
 
 
 def chosen(model: ZooModel, slow: bool) -> dict:
-    """Distinct kernels of a model's rows, some of them from all over it, or all."""
+    """Distinct kernels of a model's rows, some of them from all over it and the last with products, which have tests of
+    their own, or all."""
     kernels = distinct([row.optimised for row in model.rows])
-    return kernels if slow else dict(list(kernels.items())[::-(-len(kernels) // SOME)])
+    if slow:
+        return kernels
+    multiplying = [text for text, (_, node) in kernels.items() if node.rule in MULTIPLYING]
+    others = [text for text in kernels if text not in multiplying]
+    some = [*others[::-(-len(others) // SOME) or 1], *multiplying[-1:]]
+    return {text: kernels[text] for text in some}
 
 
 def test_kernels_compile(model: ZooModel, request: pytest.FixtureRequest) -> None:
