@@ -12,7 +12,6 @@ Needs no GPU.  Exit code 1 where a region was measured to gain less than ``--lea
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,12 @@ from zoo import Row, choose
 
 from onnxfuse.measurements import Measurements, find_measurements
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.hardware import resolve_profile
 from onnxfuse.planning.identity import Identities
+from onnxfuse.planning.products import STAGE as PRODUCTS
 
-RULES = ("products", "attention")
+RULES = (PRODUCTS, ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,8 @@ class Foreseen:
 
 def foreseen(row: Row, target: str, known: Measurements) -> Iterator[Foreseen]:
     """The regions of a row's plan with products."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{row.model}.onnx")
-        path.write_bytes(row.hydrated().SerializeToString())
-        made = optimise(path, Options(dims=row.dims, target=target, database=False, verify=False, compile=False))
+    made = optimise(
+        row.hydrated(), Options(dims=row.dims, target=target, database=False, verify=False, compile=False))
     identities = Identities(made.graph, made.ledger.sizes)
     for region in made.plan.fusions:
         if region.rule in RULES:

@@ -275,14 +275,14 @@ def test_float32_is_one_kernel_where_the_runtime_rounds_it_too(
     assert all(region.kernel.rounds for region in made.optimised.plan.fusions if region.rule == "attention")
 
 
-@pytest.mark.parametrize("changed", [
-    {"measure_seconds": 0}, {"target": "T4"}, {"database": False}, {"disable": ["attention", "products"]}])
-def test_where_optimize_measures_nothing(gpu: FakeTimer, known: Path, changed: dict[str, object]) -> None:
+@pytest.mark.parametrize(("changed", "count"), [
+    ({"measure_seconds": 0}, 1), ({"target": "T4"}, 0), ({"database": False}, 1),
+    ({"disable": ["attention", "products"]}, 0)])
+def test_where_optimize_measures_nothing(gpu: FakeTimer, known: Path, changed: dict[str, object], count: int) -> None:
     """What is predicted decides, where that is known well enough."""
     given = {"dims": {"B": 8, "S": 128}, "target": "H100", "verify": False, "database": known}
     made = onnxfuse.optimize(parse(HEADS), **{**given, **changed})  # type: ignore[arg-type]
-    foreseen = "target" not in changed and "disable" not in changed
-    assert bool(attentions(made.optimised)) == foreseen and not gpu.timed
+    assert len(attentions(made.optimised)) == count and not gpu.timed
 
 
 @pytest.mark.parametrize(("kind", "value", "tuned"), [

@@ -20,8 +20,6 @@ from onnxfuse.planning.hardware import find_profile
 from onnxfuse.tuning import TuneOptions, tune
 
 LINEAR = "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"
-OPEN = LINEAR.replace("T[M,K]", "float16[M,1024]").replace("T[K,N]", "float16[1024,1024]").replace(
-    "T[N]", "float16[1024]").replace("T[M,N]", "float16[M,1024]")
 HEADS = """
 g (float16[B,S,768] x, float16[768,768] wq, float16[768,768] wk, float16[768,768] wv)
   => (float16[B,S,768] y) <int64[4] heads = {0,0,12,64}, int64[3] joined = {0,0,768}, float16 f = {8}> {
@@ -53,13 +51,21 @@ def fuse(model: str | onnx.ModelProto, sizes: Mapping[str, int], **options: obje
     return optimise(parse(model) if isinstance(model, str) else model, Options(**wanted))  # type: ignore[arg-type]
 
 
-def linear(sizes: Mapping[str, int] = SIZES, kind: str = "float16", **options: object) -> Optimised:
+def sized(sizes: Mapping[str, int] = SIZES, kind: str = "float16") -> str:
     """The sizes stand in the model, so that tensor maps can be told apart from what no map has."""
     text = LINEAR.replace("T[", f"{kind}[")
     for name, size in sizes.items():
         for before, behind in (("[", ","), (",", "]"), ("[", "]")):
             text = text.replace(f"{before}{name}{behind}", f"{before}{size}{behind}")
-    return fuse(text, {}, **options)
+    return text
+
+
+OPEN = sized({"K": 1024, "N": 1024})
+"""Of any number of rows."""
+
+
+def linear(sizes: Mapping[str, int] = SIZES, kind: str = "float16", **options: object) -> Optimised:
+    return fuse(sized(sizes, kind), {}, **options)
 
 
 def held(made: Optimised, rule: str = "products") -> list[list[str]]:
@@ -67,7 +73,7 @@ def held(made: Optimised, rule: str = "products") -> list[list[str]]:
 
 
 def test_a_product_with_what_follows() -> None:
-    """Is one kernel, where the runtime runs two or three, and the report says so of a prediction."""
+    """Is one kernel, where the runtime runs two or three, as predicted: nothing was measured."""
     made = linear()
     assert held(made) == [["MatMul", "Add", "Relu"]]
     (region,) = made.plan.fusions
@@ -133,8 +139,7 @@ def test_a_prediction_is_of_tiles_and_bytes() -> None:
 def test_measurements_go_before_predictions(tmp_path: Path) -> None:
     """What was measured to be slower is left to the runtime, whatever is predicted."""
     path = tmp_path / "measured.sqlite"
-    text = LINEAR.replace("T[M,K]", "float16[4096,1024]").replace("T[K,N]", "float16[1024,1024]").replace(
-        "T[N]", "float16[1024]").replace("T[M,N]", "float16[4096,1024]")
+    text = sized()
     timer = FakeTimer(lambda name: 20.0 if name == RUNTIME else 90.0)
     with open_database(path) as database:
         tune(parse(text), timer, database, TuneOptions())

@@ -37,8 +37,10 @@ from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import LEAST_GAIN
+from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.reporting import as_json, report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import exact_form, read_fused, save, unfuse
@@ -52,7 +54,7 @@ LONGEST = 10.0
 SOME = 12
 """Kernels of a model that are compiled and run without --slow."""
 
-MULTIPLYING = ("products", "attention")
+MULTIPLYING = (PRODUCTS, ATTENTION)
 """Rules of the kernels with products."""
 
 MANY = 2_000_000

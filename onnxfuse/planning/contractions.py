@@ -55,10 +55,10 @@ COMPUTES = MOVES | {OperatorClass.POINTWISE, OperatorClass.BROADCAST}
 def offer_attentions(pool: CandidatePool, context: Context) -> None:
     """Weigh the attentions of a graph, each with less and with more of what is around it."""
     graph, facts = pool.maker.view, pool.facts
-    trusted = context.measures or _rate(pool) is not None
-    # Where none will be taken, one of each is looked at, to say so.
-    kinds = ((MOVES, False), (MOVES, True), (COMPUTES, True)) if trusted else (
-        ((MOVES, False), (MOVES, True)) if pool.maker.costs.knows_tiles else ())
+    kinds = [(MOVES, False), (MOVES, True), (COMPUTES, True)]
+    if not context.measures and _rate(pool) is None:
+        # Where none will be taken, one of each is looked at, to say so.
+        kinds = kinds[:2] if pool.maker.costs.knows_tiles else []
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
             each = [_Beside(graph, facts, classes, scales) for classes, scales in kinds]

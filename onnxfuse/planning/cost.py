@@ -275,7 +275,7 @@ class CostModel:
             kernels_before=kernels_before - kernels_same,
             kernels_after=kernels_left - kernels_same + counted.kernels,
             seconds_before=before - same,
-            seconds_after=left - same + executions * self.kernel_seconds(region),
+            seconds_after=left - same + executions * self._own_seconds(region, counted),
             memory_saved=memory_saved(self.ledger, region),
             executions=executions,
             flops=counted.flops,
@@ -321,9 +321,11 @@ class CostModel:
     def kernel_seconds(self, region: Region, flops: int = 0) -> float:
         """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""
         counted = self.ledger.region(region)
-        paced = self.paced(region)
-        return paced if paced is not None else self._fused_seconds(
-            replace(counted, flops=counted.flops + flops), region.nodes, self.read_again(region))
+        return self._own_seconds(region, replace(counted, flops=counted.flops + flops))
+
+    def _own_seconds(self, region: Region, counted: KernelTraffic) -> float:
+        paced = self._paced(region, counted)
+        return self._fused_seconds(counted, region.nodes, self.read_again(region)) if paced is None else paced
 
     @property
     def knows_tiles(self) -> bool:
@@ -333,11 +335,13 @@ class CostModel:
     def paced(self, region: Region) -> float | None:
         """The same of a kernel that goes through its tiles as those did that were measured on this GPU; None of
         others."""
+        return self._paced(region, self.ledger.region(region))
+
+    def _paced(self, region: Region, counted: KernelTraffic) -> float | None:
         pace, rate = None if region.made is None else region.made.pace, self.profile.measured.tile_tflops
         if pace is None or rate is None:
             return None
         stage = max(pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share), STAGE_WAITS)
-        counted = self.ledger.region(region)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies)
 

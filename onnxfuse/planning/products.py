@@ -50,19 +50,30 @@ def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) 
         return
     for node in facts:
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
-        own = [each for each in made.nodes if each.op != "Constant"] if isinstance(made, Region) else []
-        if not isinstance(made, Region) or len(own) != 1:
+        if not isinstance(made, Region):
+            continue
+        own = [each for each in made.nodes if each.op != "Constant"]
+        if len(own) != 1:
             continue
         taken = None if context.measured is None else context.measured.runtime(made)
         if taken is not None:
             costs.learn(own[0], 1e-6 * taken)
-        elif foreseen and is_laid_anew(own[0]) and not context.objective.channels_last:
-            seconds, _ = costs.unfused(own)
-            seconds += costs.laying_seconds((own[0].inputs[0], own[0].outputs[0]))
-            costs.learn(own[0], seconds / (costs.ledger.executions(own) or 1), measured=False)
-        elif foreseen and _is_foreseen(node, facts) and isinstance(made := maker.with_kernel(made), Region) and (
-                paced := costs.paced(made)):
-            costs.learn(own[0], LIBRARY * paced, measured=False)
+        elif foreseen and (seconds := _foreseen(node, made, own[0], maker, facts, context)) is not None:
+            costs.learn(own[0], seconds, measured=False)
+
+
+def _foreseen(
+    node: Node, made: Region, own: Node, maker: Maker, facts: Mapping[Node, Facts], context: Context
+) -> float | None:
+    """Seconds that the runtime is taken to need for one run of a product or a convolution by itself; None where nothing
+    tells.  ``made``: the region of it alone; ``own``: the original node."""
+    costs = maker.costs
+    if is_laid_anew(own) and not context.objective.channels_last:
+        seconds, _ = costs.unfused([own])
+        return (seconds + costs.laying_seconds((own.inputs[0], own.outputs[0]))) / (costs.ledger.executions([own]) or 1)
+    kernel = maker.with_kernel(made) if _is_foreseen(node, facts) else None
+    paced = costs.paced(kernel) if isinstance(kernel, Region) else None
+    return None if paced is None else LIBRARY * paced
 
 
 def is_laid_anew(node: Node) -> bool:
@@ -89,16 +100,21 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
-    _offer_integers(products if measures else [], pool, context)
-    for node in products if measures else ():
-        core = pool.maker.folds.core(node, pool.facts) if kept is None or not _rounds(node) else frozenset()
-        if core:
-            beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
-            Offer(pool, context, STAGE, trusted=False).folding(beside)
     multiplied = products if kept is None else [node for node in products if not _rounds(node)]
+    if measures:
+        _offer_integers(products, pool, context)
+        _offer_folded(multiplied, pool, context)
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
+
+
+def _offer_folded(products: list[Node], pool: CandidatePool, context: Context) -> None:
+    """Weigh products with what can be folded into their weights and no other region holds."""
+    for node in products:
+        if core := pool.maker.folds.core(node, pool.facts):
+            beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
+            Offer(pool, context, STAGE, trusted=False).folding(beside)
 
 
 def _offer_integers(products: list[Node], pool: CandidatePool, context: Context) -> None:

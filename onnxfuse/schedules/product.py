@@ -160,9 +160,10 @@ class _ProductWork:
         patched, few = self._patched(), self._few()
         plain = [shape for shape in few if shape.plain]
         general = self.blocks.own(self.blocks.together[0])
-        own = [*patched, *plain, *self.blocks.copied(), general][0]
+        tried = self.blocks.offered(MOST_TILES)
+        own = [*patched, *plain, *self.blocks.copied(tried), general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
-            shape.choice: shape for shape in self._with_library([*patched, *few, *self.blocks.offered(MOST_TILES)])}
+            shape.choice: shape for shape in self._with_library([*patched, *few, *tried])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))

@@ -104,11 +104,11 @@ class Blocks:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
         return next(shape for tile in self._ranked(together) for shape in self._staged(tile, together))
 
-    def copied(self) -> list[SpecialisedShape]:
-        """The block with a warp that copies that is expected to take least, where floats are copied in one: of 40
-        products and convolutions such blocks took 0.79 times as long as those of four warps in the mean, 1.05 at most
-        (H100).  Clusters are for measurements."""
-        blocks = [] if self.parts.integers else [*self._boxes(1), *self._specialised(1)]
+    def copied(self, offered: Sequence[ProductShape]) -> list[SpecialisedShape]:
+        """Of these the block with a warp that copies that is expected to take least, where floats are copied in one: of
+        40 products and convolutions such blocks took 0.79 times as long as those of four warps in the mean, 1.05 at
+        most (H100).  Clusters are for measurements."""
+        blocks = [] if self.parts.integers else [shape for shape in offered if isinstance(shape, SpecialisedShape)]
         return [shape for shape in blocks if shape.split == 1][:1]
 
     def offered(self, most: int) -> list[ProductShape]:
@@ -157,12 +157,13 @@ class Blocks:
     ) -> list[SpecialisedShape]:
         """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
         may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
-        steps = -(-self.planned(self.parts.depth) // DEPTH)
-        alone = sorted(((_busiest(tiles, shape, rate), shape) for shape, tiles, rate in blocks),
+        steps = self._steps
+        alone = sorted(((_busiest(tiles, (shape.rows, shape.columns), rate), shape) for shape, tiles, rate in blocks),
                        key=lambda each: each[0])[:most]
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
         shared = [
-            (-(-steps // split) * _busiest(1, shape, rate) + BEGUN, _filled(replace(shape, turns=1, split=split)))
+            (-(-steps // split) * _busiest(1, (shape.rows, shape.columns), rate) + BEGUN,
+             _filled(replace(shape, turns=1, split=split)))
             for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
             # Thirds of a tile are laid out in pieces that its sums do not fill.
             if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
@@ -175,11 +176,12 @@ class Blocks:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
         has = HOPPER_HAS if together else MULTIPROCESSORS
         fitting = [tile for tile in self._tiles if not (self.vectors[1].across and tile[1] % PANEL)]
-        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self._tiles[tile], has))
+        return sorted(fitting, key=lambda tile: _busiest(self._count(*tile), tile, self._tiles[tile], has))
 
-    def _expected(self, high: int, wide: int, rate: float, multiprocessors: int) -> float:
-        """What the busiest multiprocessor's tiles of this size take."""
-        return -(-self._count(high, wide) // multiprocessors) * high * wide / rate
+    @property
+    def _steps(self) -> int:
+        """Stages of 16-bit numbers that a tile goes through."""
+        return -(-self.planned(self.parts.depth) // DEPTH)
 
     def _count(self, high: int, wide: int) -> int:
         """How many tiles of this size there are."""
@@ -205,13 +207,13 @@ class Blocks:
         if not isinstance(shape, SpecialisedShape) or None in sizes or self.planned(self.parts.rows) < LEAST_PACED:
             return None
         tiles = self._boxes_of(shape) if isinstance(shape, BoxShape) else self._count(shape.rows, shape.columns)
-        steps = -(-self.planned(self.parts.depth) // DEPTH)
-        return Pace(-(-tiles // HOPPER_HAS), steps, 2 * shape.rows * shape.columns * DEPTH)
+        return Pace(-(-tiles // HOPPER_HAS), self._steps, 2 * shape.rows * shape.columns * DEPTH)
 
 
-def _busiest(tiles: int, shape: ProductShape, rate: float) -> float:
-    """What the busiest multiprocessor's tiles take."""
-    return -(-tiles // HOPPER_HAS) * shape.rows * shape.columns / rate
+def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:
+    """What the busiest multiprocessor's tiles take, of so many rows and columns."""
+    rows, columns = tile
+    return -(-tiles // multiprocessors) * rows * columns / rate
 
 
 def _filled(least: SpecialisedShape) -> SpecialisedShape:
