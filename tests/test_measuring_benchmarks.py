@@ -112,9 +112,10 @@ def test_a_packed_database_is_packed_again_whole_or_not_at_all(tmp_path):
     assert kept.read_bytes() == before
 
 
-def test_what_was_measured_for_published_figures_is_kept():
-    with common.packed(zoo.ZOO / "measured-h100.sqlite.xz") as path, open_database(path) as database:
-        assert {where.gpu for where in database.environments()} == {"NVIDIA H100 80GB HBM3"}
+@pytest.mark.parametrize(("name", "gpu"), [("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200")])
+def test_what_was_measured_for_published_figures_is_kept(name, gpu):
+    with common.packed(zoo.ZOO / f"measured-{name}.sqlite.xz") as path, open_database(path) as database:
+        assert {where.gpu for where in database.environments()} == {gpu}
         assert database.counts()[0] > 5000 and {row.status for _, row in database} == {"ok"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from unmeasured import UNMEASURED
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
@@ -19,7 +20,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 
 def fuse(text: str, **options: object) -> Optimised:
-    return optimise(onnx.parser.parse_model(HEAD + text), Options(verify=False, target="H200", **options))  # type: ignore[arg-type]
+    return optimise(onnx.parser.parse_model(HEAD + text), Options(verify=False, target=UNMEASURED, **options))  # type: ignore[arg-type]
 
 
 def regions(optimised: Optimised) -> list[tuple[str, list[str]]]:
