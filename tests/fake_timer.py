@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
-from unmeasured import UNMEASURED
+from unmeasured import measured
 
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
@@ -114,5 +114,4 @@ class PricedTimer(FakeTimer):
 
 def attentive(tflops: float = 300.0) -> Profile:
     """A GPU on which attention was measured, and no product."""
-    return UNMEASURED.model_copy(
-        update={"measured": UNMEASURED.measured.model_copy(update={"attention_tflops": tflops})})
+    return measured(tile_tflops=None, attention_tflops=tflops)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.hardware import Profile, find_profile
 
-_KNOWN = find_profile("H200")
 
-UNMEASURED = _KNOWN.model_copy(update={"measured": _KNOWN.measured.model_copy(update={"tile_tflops": None})})
-"""An H200 but for that."""
+def measured(**figures: float | None) -> Profile:
+    """An H200 of which other figures were measured."""
+    known = find_profile("H200")
+    return known.model_copy(update={"measured": known.measured.model_copy(update=figures)})
+
+
+UNMEASURED = measured(tile_tflops=None)
