@@ -5,8 +5,10 @@ take.
     python benchmarks/foreseen.py --rows vit,resnet50 --database measured.sqlite.xz --target H100 --least 1.0
 
 Each row of the zoo is planned as where nothing was measured (``onnxfuse optimize --no-database --target``).  Of every
-region with products that is fused so, the database tells what the kernel took and what ONNX Runtime took for its nodes.
-Needs no GPU.  Exit code 1 where a region was measured to gain less than ``--least``, or nothing is known of any.
+region with products that is fused so, the database tells what the kernel took and what ONNX Runtime took for its nodes;
+and of dense convolutions how much longer they took the runtime than is predicted at the least.  Needs no GPU.
+
+Exit code 1 where a region was measured to gain less than ``--least``, or nothing is known of any.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,6 +28,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.hardware import resolve_profile
 from onnxfuse.planning.identity import Identities
+from onnxfuse.planning.library import convolution_seconds, is_dense, is_laid_anew
 from onnxfuse.planning.products import STAGE as PRODUCTS
 
 RULES = (PRODUCTS, ATTENTION)
@@ -62,6 +66,33 @@ def foreseen(row: Row, target: str, known: Measurements) -> Iterator[Foreseen]:
                 1e6 * region.cost.seconds_after, *((None, None) if times is None else (times.runtime, times.fused)))
 
 
+def convolutions(row: Row, target: str, database: Path) -> Iterator[tuple[bool, float]]:
+    """Of each dense convolution of a row that was measured by itself: whether it has windows, and how many times as
+    long as predicted it took the runtime, with its bias or without."""
+    seconds: list[dict[tuple[str, int], float]] = []
+    for measured in (False, True):
+        made = optimise(row.hydrated(), Options(
+            dims=row.dims, target=target, database=database if measured else False, verify=False, compile=False))
+        known = made.costs.is_learned if measured else partial(convolution_seconds, costs=made.costs)
+        dense = {(node.label, len(node.inputs)): node for node in filter(is_dense, made.graph.nodes) if known(node)}
+        seconds.append({key: made.costs.unfused([node])[0] for key, node in dense.items()})
+    predicted, taken = seconds
+    for key in predicted.keys() & taken.keys():
+        yield is_laid_anew(dense[key]), taken[key] / predicted[key]
+
+
+def spread(found: list[tuple[bool, float]]) -> str:
+    """A line for those with windows, and one for those without."""
+    lines = []
+    for windows in (True, False):
+        ratios = sorted(ratio for each, ratio in found if each is windows)
+        if ratios:
+            places = (min(len(ratios) - 1, int(share * len(ratios))) for share in (0, 0.05, 0.25, 0.5, 0.75, 1))
+            lines.append(["with windows" if windows else "without", str(len(ratios)),
+                          *(f"{ratios[place]:.2f}" for place in places)])
+    return table(["dense convolutions", "measured", "least", "5%", "25%", "median", "75%", "most"], lines)
+
+
 def shown(found: list[Foreseen]) -> str:
     """A line for each row."""
     lines = []
@@ -88,7 +119,10 @@ def main(names: str | None, database: Path, target: str, least: float) -> None:
         if measurements is None:
             raise click.ClickException("; ".join(notes) or f"nothing was measured on {target}")
         found = [each for row in choose(names) for each in foreseen(row, target, measurements)]
+        alone = [each for row in choose(names) for each in convolutions(row, target, path)]
     click.echo(shown(found))
+    if alone:
+        click.echo(f"\nMeasured over predicted:\n\n{spread(alone)}")
     known = [each for each in found if each.gain is not None]
     slow = [each for each in known if (each.gain or 0.0) < least]
     for each in slow:

@@ -38,10 +38,10 @@ from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.known import KnownKernels
+from onnxfuse.planning.library import is_laid_anew
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.products import is_laid_anew
 from onnxfuse.planning.spills import Compiled, Spills
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered

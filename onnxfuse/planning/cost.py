@@ -219,12 +219,6 @@ class CostModel:
         moved = self.ledger.bytes_of(bias.result) or 0
         return kernel_time(moved if bias.reads else 0, moved, 0.0, self.profile, efficiency=efficiency)
 
-    def laying_seconds(self, values: Iterable[Value | None]) -> float:
-        """Time of kernels that lay out values anew, one each, as the runtime's libraries do it around what they have
-        kernels of another layout for."""
-        moved = [self.ledger.bytes_of(value) or 0 for value in values if value is not None]
-        return fsum(kernel_time(size, size, 0.0, self.profile) for size in moved)
-
     def _in_place(self, node: Node) -> KernelTraffic:
         """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes
         something of both."""

@@ -21,21 +21,18 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_convolution, is_narrow, multiplied, slides
+from onnxfuse.operators.classes import is_narrow, multiplied, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.library import LIBRARY, convolution_seconds, is_dense, is_laid_anew
 from onnxfuse.planning.weighing import CandidatePool, ordered
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
 
 STAGE = "products"
 """Id of these regions, under which ``--disable`` leaves them out."""
-
-LIBRARY = 0.9
-"""Of what a kernel of ours is predicted to take for a product alone, what is taken for the library's: three of four
-were measured to take more (H100)."""
 
 MOST_BETWEEN = 6
 """Nodes between two products and what their results meet in."""
@@ -68,21 +65,11 @@ def _foreseen(
     """Seconds that the runtime is taken to need for one run of a product or a convolution by itself; None where nothing
     tells.  ``made``: the region of it alone; ``own``: the original node."""
     costs = maker.costs
-    if is_laid_anew(own) and not context.objective.channels_last:
-        seconds, _ = costs.unfused([own])
-        return (seconds + costs.laying_seconds((own.inputs[0], own.outputs[0]))) / (costs.ledger.executions([own]) or 1)
+    if is_dense(own) and not context.objective.channels_last:
+        return convolution_seconds(own, costs)
     kernel = maker.with_kernel(made) if _is_foreseen(node, facts) else None
     paced = costs.paced(kernel) if isinstance(kernel, Region) else None
     return None if paced is None else LIBRARY * paced
-
-
-def is_laid_anew(node: Node) -> bool:
-    """Whether the runtime's library lays out the image of a convolution, and its result, for a kernel that has channels
-    last: dense ones of 16-bit floats with windows took 1.1 times as long as that and the products at the least, most of
-    them 1.5 times (H100, 50 convolutions); those without windows are products as they lie."""
-    weights = node.inputs[1] if is_convolution(node) and is_narrow(node.inputs[0]) and len(node.inputs) > 1 else None
-    return weights is not None and weights.shape is not None and node.attributes.get("group", 1) == 1 and any(
-        size.value != 1 for size in weights.shape[2:])
 
 
 def offer_products(pool: CandidatePool, context: Context) -> None:

@@ -1,0 +1,69 @@
+"""What ONNX Runtime's library takes for a dense convolution of 16-bit floats, where nothing was measured of it.
+
+Its kernels for tensor cores multiply tiles of images with channels last.  Around those with windows it lays out image
+and result anew, a kernel each; those without are products as they lie.  What is predicted is the least: of the 104 with
+windows and the 119 without that were measured of the zoo, the former took 0.93 times as long and more, three of four
+1.18 (H100; 0.97 and 1.22 on an H200), the latter 0.75 and more, half twice as long (``benchmarks/foreseen.py``).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from onnxfuse.graph.model import Node
+from onnxfuse.graph.sizes import shapes_of
+from onnxfuse.operators.classes import is_convolution, is_narrow
+from onnxfuse.planning.cost import CostModel, kernel_time
+from onnxfuse.provider.kernels import biased
+
+LIBRARY = 0.9
+"""Of what tiles of ours are predicted to take for a product alone, what is taken for the library's: three of four
+products were measured to take more (H100)."""
+
+TILE = 128
+"""Results along either side of a tile of its."""
+
+LEAST_ROWS = 64
+"""Results of a channel under which tiles tell nothing: one pixel of each image, mostly."""
+
+LAYING = 0.5
+"""Share of the bandwidth at which it lays out images."""
+
+
+def is_dense(node: Node) -> bool:
+    """Whether a node is a convolution of 16-bit floats whose sums go over all channels."""
+    return node.op == "Conv" and is_narrow(node.inputs[0]) and node.attributes.get("group", 1) == 1
+
+
+def is_laid_anew(node: Node) -> bool:
+    """Whether the library lays out the image of a convolution, and its result, for a kernel that has channels last: of
+    dense ones with windows; those without are products as they lie."""
+    weights = node.inputs[1] if is_convolution(node) and is_narrow(node.inputs[0]) and len(node.inputs) > 1 else None
+    return weights is not None and weights.shape is not None and node.attributes.get("group", 1) == 1 and any(
+        size.value != 1 for size in weights.shape[2:])
+
+
+def convolution_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of a dense convolution with its bias, at the least; None where sizes are not known, or few, or
+    nothing was measured of tiles on the GPU."""
+    values = [value for value in (*node.inputs[:2], node.outputs[0]) if value is not None]
+    shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
+    rate = profile.measured.tile_tflops
+    if rate is None or shapes is None or len(shapes) < 3 or not all(map(prod, shapes)):
+        return None
+    image, weights, result = shapes
+    depth, channels = prod(weights[1:]), weights[0]
+    rows = prod(result) // channels
+    if rows < LEAST_ROWS:
+        return None
+    tiles = -(-rows // TILE) * -(-channels // TILE)
+    rounds = -(-tiles // profile.multiprocessors)
+    seconds = LIBRARY * rounds * 2 * TILE**2 * depth * profile.multiprocessors / (1e12 * rate)
+    floor = kernel_time(0, 0, 0, profile)
+    moved = [2 * prod(image), 2 * prod(result)]
+    if is_laid_anew(node):
+        seconds += floor + sum(kernel_time(size, size, 0, profile, efficiency=LAYING) for size in moved)
+    else:
+        seconds = max(floor + seconds, kernel_time(moved[0] + 2 * prod(weights), moved[1], 0, profile))
+    bias = biased([node])
+    return seconds if bias is None else seconds + costs.bias_seconds(bias)

@@ -1,0 +1,75 @@
+"""What ONNX Runtime's library is predicted to take for convolutions of which nothing was measured."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_harness import parse
+from unmeasured import UNMEASURED
+
+from onnxfuse.graph import build_graph
+from onnxfuse.graph.load import from_proto
+from onnxfuse.graph.model import Node
+from onnxfuse.operators import infer
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.library import convolution_seconds, is_dense, is_laid_anew
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.kernels import Biased
+
+H100 = find_profile("H100")
+BANDWIDTH = 0.9 * 3352e9
+FLOOR = 2e-6
+
+
+def convolution(weights: str, image: str = "N,64,56,56", kind: str = "float16", options: str = "",
+                profile: Profile = H100, images: int = 256, bias: bool = False) -> tuple[Node, CostModel]:
+    """A convolution and the costs of its model."""
+    more, third = (f", {kind}[64] c", ", c") if bias else ("", "")
+    text = f"g ({kind}[{image}] x, {kind}[{weights}] w{more}) => (y) {{ y = Conv{options}(x, w{third}) }}"
+    graph = infer(build_graph(from_proto(parse(text))))
+    return graph.nodes[0], CostModel(Ledger(graph, {"N": images}), profile)
+
+
+def seconds(*given: object, **named: object) -> float:
+    found = convolution_seconds(*convolution(*given, **named))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_with_windows_image_and_result_are_laid_anew() -> None:
+    """6272 tiles in 48 rounds, and twice 103 MB read and written at half of the bandwidth; what was measured of 32
+    images, 50.9 us, is more than what is predicted of these."""
+    products = 0.9 * 48 * 2 * 128 * 128 * 576 * 132 / 820e12
+    laying = 2 * (FLOOR + 2 * 2 * 256 * 64 * 56 * 56 / (0.5 * BANDWIDTH))
+    assert seconds("64,64,3,3", options=" <pads = [1,1,1,1]>") == pytest.approx(FLOOR + products + laying)
+    assert seconds("64,64,3,3", options=" <pads = [1,1,1,1]>", images=32) < 50.9e-6
+
+
+def test_without_they_are_products_as_they_lie() -> None:
+    """Whose bytes take longest here, or whose tiles there."""
+    moved = 2 * (2 * 256 * 64 * 56 * 56 + 64 * 64)
+    assert seconds("64,64,1,1") == pytest.approx(FLOOR + moved / BANDWIDTH)
+    tiles = 0.9 * 1 * 2 * 128 * 128 * 2048 * 132 / 820e12
+    assert seconds("64,2048,1,1", "N,2048,7,7", images=32) == pytest.approx(FLOOR + tiles)
+
+
+def test_a_bias_has_a_kernel_of_its_own() -> None:
+    node, costs = convolution("64,64,1,1", bias=True)
+    assert node.outputs[0] is not None
+    added = costs.bias_seconds(Biased(node.outputs[0], True))
+    assert added > FLOOR and seconds("64,64,1,1", bias=True) == pytest.approx(seconds("64,64,1,1") + added)
+
+
+@pytest.mark.parametrize(("text", "named"), [
+    ("64,64,3,3", {"profile": UNMEASURED}), ("64,64,3,3", {"image": "N,64,H,H"}), ("64,64,3,3", {"images": 0}),
+    ("64,64,1,1", {"image": "N,64,1,1", "images": 63})], ids=["no rate", "open sizes", "nothing to do", "few rows"])
+def test_what_is_not_known(text: str, named: dict[str, object]) -> None:
+    assert convolution_seconds(*convolution(text, **named)) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("weights", "named", "dense", "laid"), [
+    ("64,64,3,3", {}, True, True), ("64,64,1,1", {}, True, False), ("64,64,3,3", {"kind": "float"}, False, False),
+    ("64,1,3,3", {"options": " <group = 64>"}, False, False)])
+def test_which_these_are(weights: str, named: dict[str, object], dense: bool, laid: bool) -> None:
+    node, _ = convolution(weights, **named)  # type: ignore[arg-type]
+    assert (is_dense(node), is_laid_anew(node)) == (dense, laid)
