@@ -30,6 +30,16 @@ g (float16[B,S,768] x, float16[768,768] wq, float16[768,768] wk, float16[768,768
   s = MatMul(qt, kt) d = Div(s, f) p = Softmax(d) o = MatMul(p, vt)
   z = Transpose<perm = [0,2,1,3]>(o) y = Reshape(z, joined)
 }"""
+JOINED = """
+g (float16[B,S,768] x, float16[768,2304] w, float16[2304] b) => (float16[B,S,768] y)
+  <int64[5] heads = {0,0,3,12,64}, int64[3] joined = {0,0,768}, int64[1] axis = {0}, int64[1] one = {1},
+   int64[1] two = {2}, int64[1] three = {3}, float16 f = {8}> {
+  m = MatMul(x, w) a = Add(m, b) r = Reshape(a, heads) t = Transpose<perm = [2,0,3,1,4]>(r)
+  q1 = Slice(t, axis, one, axis) k1 = Slice(t, one, two, axis) v1 = Slice(t, two, three, axis)
+  q = Squeeze(q1, axis) k = Squeeze(k1, axis) v = Squeeze(v1, axis) kt = Transpose<perm = [0,1,3,2]>(k)
+  s = MatMul(q, kt) d = Div(s, f) p = Softmax(d) o = MatMul(p, v)
+  z = Transpose<perm = [0,2,1,3]>(o) y = Reshape(z, joined)
+}"""
 IMAGES = ("g (float16[N,64,56,56] x0, float16[64,64,3,3] w, float16[64] b) => (float16[N,64,56,56] x6) { " + " ".join(
     f"c{place} = Conv<pads = [1,1,1,1]>(x{place}, w, b) x{place + 1} = Relu(c{place})" for place in range(6)) + " }")
 
@@ -112,6 +122,12 @@ def test_attention_of_many_queries(batch: int, queries: int, found: int) -> None
     made = fuse(HEADS, {"B": batch, "S": queries})
     told = {refusal.code for refusal in made.refusals if refusal.rule == "attention"}
     assert len(held(made, "attention")) == found and told == (set() if found else {"unmeasured"})
+
+
+def test_a_joint_projection_is_left_as_it_lies() -> None:
+    """For an attention that reads it so: with heads apart it would be one kernel, and what is around it another."""
+    made = fuse(JOINED, {"B": 8, "S": 512})
+    assert held(made) == [["MatMul", "Add"]] and len(held(made, "attention")) == len(made.plan.fusions) - 1 == 1
 
 
 def test_convolutions_lie_channels_last() -> None:

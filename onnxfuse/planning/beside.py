@@ -234,8 +234,7 @@ class Offer:
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         ways = (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
                 *beside.unscaled(), least)
-        # Predictions of the same rate do not tell these apart.
-        for members in dict.fromkeys(ways if self.trusted or self.context.measures else (whole, least)):
+        for members in dict.fromkeys(ways):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
