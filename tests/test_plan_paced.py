@@ -16,8 +16,9 @@ from unmeasured import UNMEASURED
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import TILE_BEGINS, TILE_ENDS
+from onnxfuse.planning.cost import STAGE_WAITS, TILE_BEGINS, TILE_ENDS, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.schedules.attention import TOGETHER_SHARE
 from onnxfuse.tuning import TuneOptions, tune
 
 LINEAR = "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"
@@ -122,6 +123,50 @@ def test_attention_of_many_queries(batch: int, queries: int, found: int) -> None
     made = fuse(HEADS, {"B": batch, "S": queries})
     told = {refusal.code for refusal in made.refusals if refusal.rule == "attention"}
     assert len(held(made, "attention")) == found and told == (set() if found else {"unmeasured"})
+
+
+CACHED = """
+g (float16[B,32,Q,128] q, float16[B,8,K,128] k, float16[B,8,K,128] v) => (float16[B,32,Q,128] y)
+  <int64[1] two = {2}, int64[5] each = {1,1,4,1,1}, int64[4] heads = {0,32,-1,128}, float16 f = {8}> {
+  ku = Unsqueeze(k, two) ke = Expand(ku, each) kh = Reshape(ke, heads) vu = Unsqueeze(v, two) ve = Expand(vu, each)
+  vh = Reshape(ve, heads) kt = Transpose<perm = [0,1,3,2]>(kh) s = MatMul(q, kt) d = Div(s, f) p = Softmax(d)
+  y = MatMul(p, vh)
+}"""
+TURNED = CACHED.replace("float16[B,8,K,128] k", "float16[B,32,128,K] kt").replace(
+    "ku = Unsqueeze(k, two) ke = Expand(ku, each) kh = Reshape(ke, heads) ", "").replace(
+    "kt = Transpose<perm = [0,1,3,2]>(kh) ", "")
+
+
+@pytest.mark.parametrize(("text", "sizes", "options", "found"), [
+    (CACHED, (1, 1, 2048), {}, True), (CACHED, (1, 4, 2048), {"target": "H200"}, True), (CACHED, (2, 1, 256), {}, True),
+    (CACHED, (2, 1, 255), {}, False), (CACHED, (66, 1, 2048), {}, False),
+    (CACHED, (2, 1, 200), {"strategy": "dynamic"}, False), (CACHED, (66, 1, 2048), {"strategy": "dynamic"}, False),
+    (TURNED, (1, 1, 2048), {}, False), (CACHED.replace("float16", "float"), (1, 1, 2048), {}, False),
+    (CACHED, (1, 1, 2048), {"target": UNMEASURED}, False)],
+    ids=["one", "four", "few keys", "fewer", "blocks enough", "fewer planned", "blocks enough as planned",
+         "keys across", "float32", "another GPU"])
+def test_few_queries_of_many_keys(
+    text: str, sizes: tuple[int, int, int], options: Mapping[str, object], found: bool
+) -> None:
+    """Blocks share the keys, which are copied as they lie: bytes say how long that takes."""
+    made = fuse(text, dict(zip("BQK", sizes, strict=True)), **options)
+    assert bool(held(made, "attention")) == found
+
+
+def test_a_prediction_of_shared_keys_is_of_bytes_and_of_two_kernels() -> None:
+    """As was measured on an H100 (36.2 MB in 17.4 us, 134 MB in 64.7), or of tiles that wait where they are few."""
+    (region,) = (each for each in fuse(CACHED, {"B": 4, "Q": 1, "K": 2048}).plan.fusions if each.rule == "attention")
+    moved = 2 * (2 * 4 * 8 * 2048 * 128 + 2 * 4 * 32 * 128)
+    profile = find_profile("H100")
+    floor = 2e-6
+    assert region.cost.seconds_after == pytest.approx(
+        TILE_BEGINS + floor + (moved + region.scratch) / (TILES_COPY * profile.bandwidth), rel=0.05)
+    pace = region.kernel.pace
+    assert pace is not None and region.steps == 2
+    assert (pace.tiles, pace.stages) == (4, 2)  # 32 heads of keys, each with 16 chunks of two tiles of 64
+    (small,) = (each for each in fuse(CACHED, {"B": 1, "Q": 1, "K": 256}).plan.fusions if each.rule == "attention")
+    stage = 2 * 16 * 64 * (128 + 128) * 132 / (1e12 * 820 * TOGETHER_SHARE)
+    assert stage > STAGE_WAITS and small.cost.seconds_after == pytest.approx(TILE_BEGINS + floor + TILE_ENDS + stage)
 
 
 def test_a_joint_projection_is_left_as_it_lies() -> None:

@@ -337,7 +337,8 @@ class CostModel:
             return None
         stage = max(pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share), STAGE_WAITS)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
-        return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies)
+        more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
+        return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies) + more
 
     def run_seconds(self, region: Region) -> float:
         """Predicted time of a region's own kernel in one run of the model, with what only its cost knows: tensors that
