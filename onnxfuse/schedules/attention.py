@@ -96,6 +96,9 @@ SPLIT_BLOCKS = 4
 LEAST_KEYS = 256
 """Keys from which on they are split."""
 
+TILE_ROWS = 16
+"""Queries of a tile."""
+
 
 class Attention(Schedule):
     """Two products with a softmax between them.
@@ -356,20 +359,20 @@ def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) 
 
 def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -> Pace | None:
     """Of blocks that have a chunk of the keys each, where no size is left open and that is how these run, of 16-bit
-    floats; and where keys and values are copied as they lie along a head: laid out otherwise a tile took five times as
-    long (H100)."""
+    floats and no more queries than a tile has; and where keys and values are copied as they lie along a head: laid out
+    otherwise a tile took five times as long (H100)."""
     parts, (rows, batch, keys) = work.parts, _planned(work.parts, request.sizes)
     _, *read = parts.accesses
     if parts.rounds or not all(each.copied and not each.across for each in read):
         return None
     if rows is None or batch is None or keys is None:
         return None
-    blocks, tiles = -(-rows // shape.rows) * batch, -(-keys // shape.keys)
-    if not blocks or keys < LEAST_KEYS or 2 * blocks > HOPPER_HAS * _held(shape):
+    if not batch or not 0 < rows <= TILE_ROWS or keys < LEAST_KEYS or 2 * batch > HOPPER_HAS * _held(shape):
         return None
-    chunk = -(-tiles // min(-(-HOPPER_HAS * SPLIT_BLOCKS // blocks), MOST_CHUNKS))
+    tiles = -(-keys // shape.keys)
+    chunk = -(-tiles // min(-(-HOPPER_HAS * SPLIT_BLOCKS // batch), MOST_CHUNKS))
     flops = 2 * shape.rows * shape.keys * (work.depth + work.columns)
-    return Pace(-(-blocks * -(-tiles // chunk) // HOPPER_HAS), chunk, flops, TOGETHER_SHARE)
+    return Pace(-(-batch * -(-tiles // chunk) // HOPPER_HAS), chunk, flops, TOGETHER_SHARE)
 
 
 def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
