@@ -10,7 +10,7 @@ from onnxfuse.graph import build_graph
 from onnxfuse.graph.load import from_proto
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import infer
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.cost import CostModel, kernel_time
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.library import convolution_seconds, is_dense, is_laid_anew
 from onnxfuse.planning.traffic import Ledger
@@ -50,7 +50,21 @@ def test_without_they_are_products_as_they_lie() -> None:
     moved = 2 * (2 * 256 * 64 * 56 * 56 + 64 * 64)
     assert seconds("64,64,1,1") == pytest.approx(FLOOR + moved / BANDWIDTH)
     tiles = 0.9 * 1 * 2 * 128 * 128 * 2048 * 132 / 820e12
-    assert seconds("64,2048,1,1", "N,2048,7,7", images=32) == pytest.approx(FLOOR + tiles)
+    assert seconds("64,2048,1,1", "N,2048,8,8", images=32) == pytest.approx(FLOOR + tiles)
+
+
+@pytest.mark.parametrize(("image", "side", "options"), [
+    ("N,64,14,14", 14, ""), ("N,64,56,56", 28, " <strides = [2, 2]>"), ("N,64,56,56", 28, " <strides = [1, 4]>")],
+    ids=["planes that no vector divides", "every other pixel", "every fourth of a row"])
+def test_others_than_products_as_they_lie_are_laid_anew_too(image: str, side: int, options: str) -> None:
+    high, wide = (int(size) for size in image.split(",")[2:])
+    places = side * side if "1, 4" not in options else wide * wide // 4
+    read, written = 2 * 256 * 64 * high * wide, 2 * 256 * 64 * places
+    laying = sum(kernel_time(size, size, 0, H100) for size in (read, written))
+    plain = max(kernel_time(read + 2 * 64 * 64, written, 0, H100),
+                FLOOR + 0.9 * -(-256 * places // 128 // 132) * 2 * 128**2 * 64 * 132 / 820e12)
+    assert seconds("64,64,1,1", image, options=options) == pytest.approx(plain + laying)
+    assert laying > plain - FLOOR
 
 
 def test_a_bias_has_a_kernel_of_its_own() -> None:

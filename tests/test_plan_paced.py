@@ -47,13 +47,14 @@ IMAGES = ("g (float16[N,64,56,56] x0, float16[64,64,3,3] w, float16[64] b) => (f
 SIZES = {"M": 4096, "K": 1024, "N": 1024}
 
 
-def images() -> onnx.ModelProto:
+def images(text: str = IMAGES) -> onnx.ModelProto:
     """Convolutions with constant weights, which a session lays out."""
-    model = parse(IMAGES)
+    model = parse(text)
     rng = np.random.default_rng(0)
-    for name, shape in (("w", (64, 64, 3, 3)), ("b", (64,))):
+    for given in model.graph.input[1:]:
+        shape = [size.dim_value for size in given.type.tensor_type.shape.dim]
         weights = (0.1 * rng.standard_normal(shape)).astype(np.float16)
-        model.graph.initializer.append(numpy_helper.from_array(weights, name))
+        model.graph.initializer.append(numpy_helper.from_array(weights, given.name))
     del model.graph.input[1:]
     return model
 
@@ -139,11 +140,11 @@ TURNED = CACHED.replace("float16[B,8,K,128] k", "float16[B,32,128,K] kt").replac
 
 @pytest.mark.parametrize(("text", "sizes", "options", "found"), [
     (CACHED, (1, 1, 2048), {}, True), (CACHED, (1, 4, 2048), {"target": "H200"}, True), (CACHED, (2, 1, 256), {}, True),
-    (CACHED, (2, 1, 255), {}, False), (CACHED, (66, 1, 2048), {}, False),
+    (CACHED, (2, 1, 255), {}, False), (CACHED, (1, 5, 2048), {}, False), (CACHED, (66, 1, 2048), {}, False),
     (CACHED, (2, 1, 200), {"strategy": "dynamic"}, False), (CACHED, (66, 1, 2048), {"strategy": "dynamic"}, False),
     (TURNED, (1, 1, 2048), {}, False), (CACHED.replace("float16", "float"), (1, 1, 2048), {}, False),
     (CACHED, (1, 1, 2048), {"target": UNMEASURED}, False)],
-    ids=["one", "four", "few keys", "fewer", "blocks enough", "fewer planned", "blocks enough as planned",
+    ids=["one", "four", "few keys", "fewer", "two tiles", "blocks enough", "fewer planned", "blocks enough as planned",
          "keys across", "float32", "another GPU"])
 def test_few_queries_of_many_keys(
     text: str, sizes: tuple[int, int, int], options: Mapping[str, object], found: bool
@@ -179,6 +180,19 @@ def test_convolutions_lie_channels_last() -> None:
     made = fuse(images(), {"N": 32})
     assert [each.count("Conv") for each in held(made)] == [1] * 5  # the first reads what others computed
     assert sum(node.op_type == "Conv" for node in made.model.graph.node) == 1
+
+
+@pytest.mark.parametrize(("results", "schedule"), [(1, "stencil_last"), (2, "stencil")])
+def test_several_results_a_channel_are_no_product_of_few_columns(results: int, schedule: str) -> None:
+    """Where images lie channels-last predictions are of one: as a product these took many times as long (H100)."""
+    between = "c2 = Conv<pads = [1,1,1,1]>(x2, w, b)"
+    assert between in IMAGES
+    text = IMAGES.replace(between, "c2 = Conv<group = 64, pads = [1,1,1,1]>(x2, d)").replace(
+        "c3 = Conv<pads = [1,1,1,1]>(x3, w, b)", "c3 = Conv<pads = [1,1,1,1]>(x3, e, b)").replace(
+        "float16[64] b)", f"float16[64] b, float16[{64 * results},1,3,3] d, float16[64,{64 * results},3,3] e)")
+    made = fuse(images(text), {"N": 32})
+    assert [each.count("Conv") for each in held(made)] == [1] * 4
+    assert [region.kernel.schedule for region in made.plan.fusions if region.rule == "depthwise"] == [schedule]
 
 
 def test_a_prediction_is_of_tiles_and_bytes() -> None:

@@ -29,6 +29,7 @@ from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
+from onnxfuse.schedules import Does, schedule_of
 
 MOST_BESIDE = 16
 """Nodes before a product, or behind it, that come in at most."""
@@ -331,6 +332,9 @@ class Offer:
             return self._beside_alone(made, cost)
         if cost is not None:
             return made, cost
+        schedule = schedule_of(made.kernel)
+        if schedule is None or not any(schedule.runs(Does.SLIDES | more) for more in (Does(0), Does.TRANSPOSES)):
+            return self._unmeasured(made, "convolution")  # of several results a channel: predictions are of others
         cost = self._sure(made)
         slow = next((refusal for refusal, _ in self.refused.values() if refusal.code == "measured-slower"), None)
         return slow or self.pool.no_gain(made) or self.pool.objective.refuses(
@@ -347,14 +351,16 @@ class Offer:
             if foreseen is not None:
                 return foreseen
         if cost is None or not all(any(map(learned, node.originals)) for node in products):
-            return Refusal(
-                UNMEASURED,
-                "this product could be one kernel with what is around it; how fast that is on "
-                f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
-                "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
-            )
+            return self._unmeasured(region, "product")
         return self.pool.objective.refuses(
             cost, len(region.nodes), region.label, self.stage, measured=True) or (region, cost)
+
+    def _unmeasured(self, region: Region, what: str) -> Refusal:
+        return Refusal(
+            UNMEASURED,
+            f"this {what} could be one kernel with what is around it; how fast that is on "
+            f"{self.pool.maker.costs.profile.name} was not measured, and such are fused only where that is known to be "
+            "faster", region.label, region.rule, "run onnxfuse tune on that GPU")
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

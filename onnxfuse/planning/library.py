@@ -1,9 +1,10 @@
 """What ONNX Runtime's library takes for a dense convolution of 16-bit floats, where nothing was measured of it.
 
 Its kernels for tensor cores multiply tiles of images with channels last.  Around those with windows it lays out image
-and result anew, a kernel each; those without are products as they lie.  What is predicted is the least: of the 104 with
-windows and the 119 without that were measured of the zoo, the former took 0.93 times as long and more, three of four
-1.18 (H100; 0.97 and 1.22 on an H200), the latter 0.75 and more, half twice as long (``benchmarks/foreseen.py``).
+and result anew, a kernel each.  Those without are products as they lie, unless they leave out pixels, or no vector
+divides a plane.  What is predicted is the least: of the 104 with windows and the 119 without that were measured of the
+zoo, the former took 0.93 times as long and more, three of four 1.18 (H100; 0.97 and 1.22 on an H200), the latter 0.75
+and more, three of four 1.01 (0.75 and 1.10; ``benchmarks/foreseen.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ TILE = 128
 
 LEAST_ROWS = 64
 """Results of a channel under which tiles tell nothing: one pixel of each image, mostly."""
+
+VECTOR = 8
+"""Results side by side that its kernels read at once: of planes that these do not divide there is no product as they
+lie."""
 
 LAYING = 0.5
 """Share of the bandwidth at which it lays out images."""
@@ -65,5 +70,7 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
         seconds += floor + sum(kernel_time(size, size, 0, profile, efficiency=LAYING) for size in moved)
     else:
         seconds = max(floor + seconds, kernel_time(moved[0] + 2 * prod(weights), moved[1], 0, profile))
+        if prod(result[2:]) % VECTOR or any(stride != 1 for stride in node.attributes.get("strides", ())):
+            seconds += sum(kernel_time(size, size, 0, profile) for size in moved)
     bias = biased([node])
     return seconds if bias is None else seconds + costs.bias_seconds(bias)
