@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 from common import packed, table
 from zoo import Row, choose
 
 from onnxfuse.measurements import Measurements, find_measurements
+from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.hardware import resolve_profile
@@ -52,18 +54,22 @@ class Foreseen:
         return None if self.runtime is None or self.fused is None else self.runtime / self.fused
 
 
-def foreseen(row: Row, target: str, known: Measurements) -> Iterator[Foreseen]:
-    """The regions of a row's plan with products."""
-    made = optimise(
-        row.hydrated(), Options(dims=row.dims, target=target, database=False, verify=False, compile=False))
+def foreseen(row: str, made: Optimised, known: Measurements) -> Iterator[Foreseen]:
+    """The regions of a row's plan with products; ``made``: planned where nothing was measured."""
     identities = Identities(made.graph, made.ledger.sizes)
     for region in made.plan.fusions:
         if region.rule in RULES:
             what = identities.of(region)
             times = None if what is None else known.times(what, region.kernel)
             yield Foreseen(
-                row.name, tuple(node.op for node in region.view), 1e6 * region.cost.seconds_before,
+                row, tuple(node.op for node in region.view), 1e6 * region.cost.seconds_before,
                 1e6 * region.cost.seconds_after, *((None, None) if times is None else (times.runtime, times.fused)))
+
+
+def planned(row: Row, target: str, database: Path | Literal[False] = False) -> Optimised:
+    """A row by what was measured, or by predictions alone."""
+    return optimise(row.hydrated(), Options(
+        dims=row.dims, target=target, database=database, verify=False, compile=False))
 
 
 def convolutions(row: Row, target: str, database: Path) -> Iterator[tuple[bool, float]]:
@@ -71,8 +77,7 @@ def convolutions(row: Row, target: str, database: Path) -> Iterator[tuple[bool, 
     long as predicted it took the runtime, with its bias or without."""
     seconds: list[dict[tuple[str, int], float]] = []
     for measured in (False, True):
-        made = optimise(row.hydrated(), Options(
-            dims=row.dims, target=target, database=database if measured else False, verify=False, compile=False))
+        made = planned(row, target, database if measured else False)
         known = made.costs.is_learned if measured else partial(convolution_seconds, costs=made.costs)
         dense = {(node.label, len(node.inputs)): node for node in filter(is_dense, made.graph.nodes) if known(node)}
         seconds.append({key: made.costs.unfused([node])[0] for key, node in dense.items()})
@@ -118,7 +123,8 @@ def main(names: str | None, database: Path, target: str, least: float) -> None:
         measurements, notes = find_measurements(resolve_profile(target), path)
         if measurements is None:
             raise click.ClickException("; ".join(notes) or f"nothing was measured on {target}")
-        found = [each for row in choose(names) for each in foreseen(row, target, measurements)]
+        found = [each for row in choose(names)
+                 for each in foreseen(row.name, planned(row, target), measurements)]
         alone = [each for row in choose(names) for each in convolutions(row, target, path)]
     click.echo(shown(found))
     if alone:

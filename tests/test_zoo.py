@@ -35,11 +35,13 @@ from onnxfuse.graph.sizes import shape_of
 from onnxfuse.ir.contractions import operations
 from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.lower import Lowered, lower
+from onnxfuse.measurements import Measurements, find_measurements
 from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.operators.classes import is_convolution
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import LEAST_GAIN
 from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.reporting import as_json, report_of
@@ -94,6 +96,22 @@ def test_naming_patterns_costs_nothing(model: ZooModel) -> None:
     seconds = [CostModel(made.ledger, made.profile).total(made.plan.fusions)
                for made in (row.optimised, plain)]
     assert seconds[0] <= 1.001 * seconds[1]
+
+
+@pytest.fixture(scope="session")
+def measurements() -> Iterator[Measurements]:
+    """What was measured of the zoo on the GPU that it is planned for."""
+    with importlib.import_module("common").packed(BENCHMARKS / "zoo" / f"measured-{TARGET.lower()}.sqlite.xz") as file:
+        found, notes = find_measurements(find_profile(TARGET), file)
+        assert found is not None, notes
+        yield found
+
+
+def test_what_predictions_take_in_was_measured_to_gain(model: ZooModel, measurements: Measurements) -> None:
+    """Regions with products, as far as their kernels are those that were measured."""
+    foreseen = importlib.import_module("foreseen").foreseen
+    found = [each for row in model.rows for each in foreseen(model.name, row.optimised, measurements)]
+    assert [each for each in found if each.gain is not None and each.gain < 1.0] == []
 
 
 def test_every_fusion_gains(model: ZooModel) -> None:
