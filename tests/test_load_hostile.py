@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from plain_session import is_refused
 from rewriting_models import chain, fuse, fused_nodes
-from test_load import external, message_of, model
+from test_load import message_of, model
+from test_load_weights import external
 
 from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
