@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 from schema_builder import Builder
-from schema_operators import Drawn, Named, Operands, Schema, operands, some_axes, types_of
+from schema_operands import Drawn, Named, Operands, Schema, operands, some_axes, types_of
 from schema_values import FLOAT, FLOATS, INT64, Known, numpy_type
 
 INT8, UINT8, INT32 = TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from full_disk import full_after
 from onnx import TensorProto, helper, numpy_helper
 from rewriting_models import chain, fuse, fused_nodes, random_feeds, region, run, same_bits
 
-from onnxfuse import files as files_module
 from onnxfuse.errors import ExternalDataError, OutputError
 from onnxfuse.graph import LoadedModel, load_model
 from onnxfuse.operators import load_graph
@@ -345,34 +345,6 @@ def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
 def test_an_unknown_word(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="external is 'move'; it can be 'keep', 'copy', 'inline'"):
         save(chain(), tmp_path / "m.onnx", external="move")  # type: ignore[arg-type]
-
-
-class Full:
-    """A file on a disk that is full after some bytes."""
-
-    def __init__(self, file: object, room: list[int]) -> None:
-        self.file, self.room = file, room
-
-    def write(self, data: bytes) -> int:
-        self.room[0] -= len(data)
-        if self.room[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self.file.write(data)  # type: ignore[attr-defined, no-any-return]
-
-    def __enter__(self) -> Full:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()  # type: ignore[attr-defined]
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.file, name)
-
-
-def full_after(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk be full after so many bytes."""
-    left = [room]
-    monkeypatch.setattr(files_module, "open", lambda path, mode: Full(Path(path).open(mode), left), raising=False)  # noqa: SIM115
 
 
 FULL = "Free space there, or choose another folder with -o."

@@ -45,10 +45,15 @@ def is_command(function: Function) -> bool:
     return any(ast.unparse(each).startswith("click.command(") for each in function.decorator_list)
 
 
+def test_files_are_short() -> None:
+    """Those of tests too."""
+    found = {path: len(path.read_text(encoding="utf-8").splitlines())
+             for path in (*MODULES, *sorted((ROOT / "tests").rglob("*.py")))}
+    assert {str(path): count for path, count in found.items() if count > LINES_OF_A_FILE} == {}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_functions_and_files_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LINES_OF_A_FILE
+def test_functions_are_short(path: Path) -> None:
     for function in functions(path):
         assert lines(function) <= LINES_OF_A_FUNCTION, function.name
         assert is_command(function) or len(placed(function)) <= PARAMETERS, function.name
