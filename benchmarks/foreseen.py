@@ -72,13 +72,12 @@ def planned(row: Row, target: str, database: Path | Literal[False] = False) -> O
         dims=row.dims, target=target, database=database, verify=False, compile=False))
 
 
-def convolutions(row: Row, target: str, database: Path) -> Iterator[tuple[bool, float]]:
-    """Of each dense convolution of a row that was measured by itself: whether it has windows, and how many times as
-    long as predicted it took the runtime, with its bias or without."""
+def convolutions(unmeasured: Optimised, measured: Optimised) -> Iterator[tuple[bool, float]]:
+    """Of each dense convolution that was measured by itself: whether it has windows, and how many times as long as
+    predicted it took the runtime, with its bias or without."""
     seconds: list[dict[tuple[str, int], float]] = []
-    for measured in (False, True):
-        made = planned(row, target, database if measured else False)
-        known = made.costs.is_learned if measured else partial(convolution_seconds, costs=made.costs)
+    for made, known in ((unmeasured, partial(convolution_seconds, costs=unmeasured.costs)),
+                        (measured, measured.costs.is_learned)):
         dense = {(node.label, len(node.inputs)): node for node in filter(is_dense, made.graph.nodes) if known(node)}
         seconds.append({key: made.costs.unfused([node])[0] for key, node in dense.items()})
     predicted, taken = seconds
@@ -123,9 +122,11 @@ def main(names: str | None, database: Path, target: str, least: float) -> None:
         measurements, notes = find_measurements(resolve_profile(target), path)
         if measurements is None:
             raise click.ClickException("; ".join(notes) or f"nothing was measured on {target}")
-        found = [each for row in choose(names)
-                 for each in foreseen(row.name, planned(row, target), measurements)]
-        alone = [each for row in choose(names) for each in convolutions(row, target, path)]
+        found, alone = [], []
+        for row in choose(names):
+            made = planned(row, target)
+            found += foreseen(row.name, made, measurements)
+            alone += convolutions(made, planned(row, target, path))
     click.echo(shown(found))
     if alone:
         click.echo(f"\nMeasured over predicted:\n\n{spread(alone)}")

@@ -37,15 +37,14 @@ LAYING = 0.5
 
 def is_dense(node: Node) -> bool:
     """Whether a node is a convolution of 16-bit floats whose sums go over all channels."""
-    return node.op == "Conv" and is_narrow(node.inputs[0]) and node.attributes.get("group", 1) == 1
+    return is_convolution(node) and is_narrow(node.inputs[0]) and node.attributes.get("group", 1) == 1
 
 
 def is_laid_anew(node: Node) -> bool:
     """Whether the library lays out the image of a convolution, and its result, for a kernel that has channels last: of
     dense ones with windows; those without are products as they lie."""
-    weights = node.inputs[1] if is_convolution(node) and is_narrow(node.inputs[0]) and len(node.inputs) > 1 else None
-    return weights is not None and weights.shape is not None and node.attributes.get("group", 1) == 1 and any(
-        size.value != 1 for size in weights.shape[2:])
+    weights = node.inputs[1] if is_dense(node) and len(node.inputs) > 1 else None
+    return weights is not None and weights.shape is not None and any(size.value != 1 for size in weights.shape[2:])
 
 
 def convolution_seconds(node: Node, costs: CostModel) -> float | None:

@@ -352,9 +352,7 @@ def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) 
     rows, batch, keys = _planned(work.parts, request.sizes)
     if shape is None or rows is None or batch is None or keys is None:
         return None
-    tiles = -(-(-(-rows // shape.rows) * batch) // HOPPER_HAS)
-    flops = 2 * shape.rows * shape.keys * (work.depth + work.columns)
-    return Pace(tiles, -(-keys // shape.keys), flops, TOGETHER_SHARE)
+    return _paced(work, shape, -(-rows // shape.rows) * batch, -(-keys // shape.keys))
 
 
 def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -> Pace | None:
@@ -365,14 +363,19 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
     _, *read = parts.accesses
     if parts.rounds or not all(each.copied and not each.across for each in read):
         return None
-    if rows is None or batch is None or keys is None:
+    if rows is None or batch is None or keys is None or not batch or not 0 < rows <= TILE_ROWS:
         return None
-    if not batch or not 0 < rows <= TILE_ROWS or keys < LEAST_KEYS or 2 * batch > HOPPER_HAS * _held(shape):
+    if not _are_few(parts, shape, request.sizes, HOPPER_HAS):
         return None
     tiles = -(-keys // shape.keys)
     chunk = -(-tiles // min(-(-HOPPER_HAS * SPLIT_BLOCKS // batch), MOST_CHUNKS))
+    return _paced(work, shape, batch * -(-tiles // chunk), chunk)
+
+
+def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int) -> Pace:
+    """Of so many blocks, each of which goes through so many tiles of keys."""
     flops = 2 * shape.rows * shape.keys * (work.depth + work.columns)
-    return Pace(-(-batch * -(-tiles // chunk) // HOPPER_HAS), chunk, flops, TOGETHER_SHARE)
+    return Pace(-(-blocks // HOPPER_HAS), stages, flops, TOGETHER_SHARE)
 
 
 def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
@@ -386,14 +389,16 @@ def _held(shape: AttentionShape) -> int:
 
 
 def _is_split(request: Request, parts: AttentionParts, shape: AttentionShape) -> bool:
-    """Whether there may be few blocks and many keys: of the planned sizes it is not known that there are not."""
-    for sizes in (request.sizes, *request.nearby):
-        rows, batch, keys = _planned(parts, sizes)
-        few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= (
-            MULTIPROCESSORS * _held(shape))
-        if few and (keys is None or keys >= LEAST_KEYS):
-            return True
-    return False
+    """Whether there may be few blocks and many keys at the planned sizes, or at those nearby."""
+    return any(_are_few(parts, shape, sizes, MULTIPROCESSORS) for sizes in (request.sizes, *request.nearby))
+
+
+def _are_few(parts: AttentionParts, shape: AttentionShape, sizes: Mapping[str, int], multiprocessors: int) -> bool:
+    """Whether there may be few blocks for so many multiprocessors, and many keys: of these sizes it is not known that
+    there are not."""
+    rows, batch, keys = _planned(parts, sizes)
+    few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= multiprocessors * _held(shape)
+    return few and (keys is None or keys >= LEAST_KEYS)
 
 
 def _accesses(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[AttentionParts, tuple[str, ...]]:
