@@ -116,7 +116,7 @@ def shown(found: list[Foreseen]) -> str:
 @click.option("--database", type=click.Path(path_type=Path, exists=True), required=True, metavar="FILE",
               help="Measurements, packed where it ends in .xz.")
 @click.option("--target", default="H100", show_default=True, help="GPU to plan for, that they are of.")
-@click.option("--least", default=1.0, show_default=True, help="Gain that every region has to have.")
+@click.option("--least", default=0.98, show_default=True, help="Gain that every region has to have; 2% are noise.")
 def main(names: str | None, database: Path, target: str, least: float) -> None:
     with packed(database) as path:
         measurements, notes = find_measurements(resolve_profile(target), path)

@@ -4,8 +4,10 @@
     python benchmarks/zoo.py --rows llama,tower --quick --list-kernels 15
     python benchmarks/zoo.py --report-only
     python benchmarks/zoo.py --networks benchmarks/convolutions --quick --least each=0.99
+    python benchmarks/zoo.py --rows unet,vae --quick --measure-seconds 60
 
-Each row runs in a process of its own, both models of it by turns.  A row is model:sizes of the symbolic axes.
+Each row runs in a process of its own, both models of it by turns.  A row is model:sizes of the symbolic axes.  With
+``--measure-seconds`` regions with products are measured first, as `onnxfuse optimize` on the GPU does by itself.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ from quantising import quantised
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
 from onnxfuse.measuring.database import VARIABLE
 from onnxfuse.optimised import Optimised
-from onnxfuse.pipeline import Options, optimise
+from onnxfuse.pipeline import Options, load, optimise
 from onnxfuse.reporting import Report, report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import save
 from onnxfuse.rules import load_rules
+from onnxfuse.tuning.products import measure_products
 
 SLACK = 0.01
 """What the lower end of a ratio's interval may lie under the bar for each row."""
@@ -153,6 +156,16 @@ def choose(names: str | None, folder: Path = ZOO) -> list[Row]:
         if not any(row.name.startswith(name) for row in rows):
             raise click.BadParameter(f"no row begins with '{name}'; there are: {', '.join(row.name for row in rows)}")
     return [row for row in rows if row.name.startswith(tuple(wanted))]
+
+
+def measure_first(row: Row, seconds: float, disable: Sequence[str] = ()) -> str:
+    """What `onnxfuse optimize` measures on the way to a plan, into the database that is the default one; and how much
+    that was."""
+    start = time.perf_counter()
+    options = Options(dims=row.dims, disable=disable)
+    found = measure_products(load(row.hydrated()), options, seconds)
+    ways = "nothing" if found is None else f"{found.measured} ways, {found.left} left"
+    return f"measured {row.name}: {ways}  [{time.perf_counter() - start:.1f} s]"
 
 
 def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()
@@ -373,6 +386,8 @@ quantised_option = click.option(
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
 @click.option("--database", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Measurements to plan by, packed where it ends in .xz; by default those of `onnxfuse tune`.")
+@click.option("--measure-seconds", type=click.FloatRange(min=0), default=0, metavar="N",
+              help="Measure each row's regions with products for so long first, as `onnxfuse optimize` does for 60.")
 @click.option("--report-only", is_flag=True, help="Plan and print the bytes; no GPU is needed and nothing runs.")
 @click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
               help="Models prepared at once.")
@@ -381,7 +396,8 @@ quantised_option = click.option(
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, quick: bool, list_kernels: int,
          pairs: tuple[str, ...], disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
-         database: Path | None, report_only: bool, jobs: int, seconds: float, out: Path) -> None:
+         database: Path | None, measure_seconds: float, report_only: bool, jobs: int, seconds: float, out: Path
+         ) -> None:
     rows, bars = [replace(row, quantised=integers) for row in choose(names, networks)], _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
@@ -393,6 +409,10 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-zoo-"))
         if database is not None:
             os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
+        elif measure_seconds:
+            os.environ[VARIABLE] = str(Path(folder) / "measured.sqlite")
+        for row in rows if measure_seconds else ():
+            click.echo(f"  {_measured_first(row, measure_seconds, disabled)}", err=True)
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
         for row in rows:
             prepared = made[row.name]
@@ -411,12 +431,20 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
     text, met = show(outcomes, bars, list_kernels)
     what = "-".join([
         networks.name, *(["quantised"] if integers else []), *(["cuda-graph"] if cuda_graph else []),
-        *(["quick"] if quick else []), *(pair.replace("=", "-").replace("_", "-") for pair in pairs),
+        *(["quick"] if quick else []), *([f"{measure_seconds:g}-s"] if measure_seconds else []),
+        *(pair.replace("=", "-").replace("_", "-") for pair in pairs),
         *(f"no-{id}" for id in disable)])
     path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
     click.echo(text)
     click.echo(f"written: {path} and .json", err=True)
     sys.exit(not met or any(outcome.error for outcome in outcomes))
+
+
+def _measured_first(row: Row, seconds: float, disable: Sequence[str]) -> str:
+    try:
+        return apart(measure_first, row, seconds, disable)
+    except ApartError as error:  # it is planned by what was measured until then
+        return f"{row.name}: {str(error).strip()}"
 
 
 def _measured(prepared: PreparedRow, settings: Mapping[str, Any], seconds: float) -> Outcome:

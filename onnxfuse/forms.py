@@ -65,9 +65,6 @@ MOST_PLANS = 3
 MOST_FORESEEN = 600
 """Nodes of a graph that is planned in another layout too where nothing was measured: of more that takes seconds."""
 
-BETTER = 0.98
-"""Share of the time of values as the model has them that another layout must stay under: less is noise."""
-
 
 @dataclass(frozen=True)
 class Form:
@@ -342,7 +339,7 @@ class Drafting:
 
 def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
     """Which of a form and, where there is one, the same with values channels-last, by their plans."""
-    return int(len(drafts) > 1 and (eager or drafts[1].seconds(plans[1]) < BETTER * drafts[0].seconds(plans[0])))
+    return int(len(drafts) > 1 and (eager or drafts[1].seconds(plans[1]) < drafts[0].seconds(plans[0])))
 
 
 def _begun(draft: Draft, compiled: Compiled | None) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,14 @@ from kernel_harness import parse
 from onnx import numpy_helper
 from unmeasured import UNMEASURED
 
-from onnxfuse.measuring.database import open_database
+from onnxfuse.measurements import text_of
+from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
+from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import STAGE_WAITS, TILE_BEGINS, TILE_ENDS, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.identity import Identities
 from onnxfuse.schedules.attention import TOGETHER_SHARE
 from onnxfuse.tuning import TuneOptions, tune
 
@@ -221,3 +224,47 @@ def test_measurements_go_before_predictions(tmp_path: Path) -> None:
     with open_database(path) as database:
         tune(parse(text), timer, database, TuneOptions())
     assert held(fuse(text, {})) and not held(fuse(text, {}, database=path))
+
+
+def kept(path: Path, made: Optimised, nodes: Sequence[str], candidates: Mapping[str, float]) -> None:
+    """Keep what some candidates of the region with these operators take, as if time had been over after that."""
+    region = next(each for each in made.plan.with_products if [node.op for node in each.view] == nodes)
+    what = Identities(made.graph, made.ledger.sizes).of(region)
+    assert what is not None
+    with open_database(path) as database:
+        for name, microseconds in candidates.items():
+            subject = what.nodes if name == NODES else what.kernel
+            database.record(FakeTimer(lambda name: 0.0).environment, Measurement(
+                subject, text_of(what), name, microseconds, 0.1, 24, "ok"))
+
+
+@pytest.mark.parametrize(("runtime", "taken"), [(30.0, True), (14.0, True), (11.0, False)])
+def test_what_time_did_not_suffice_for_is_predicted(runtime: float, taken: bool, tmp_path: Path) -> None:
+    """Of the product alone it is known what the runtime takes; of its region's kernel, which is predicted 14.5 us, a
+    fifth more is expected then.  Where it takes 11, and the rest 8, a third would be gained else."""
+    path = tmp_path / "measured.sqlite"
+    kept(path, linear(eager=True), ["MatMul"], {NODES: runtime})
+    made = linear(database=path)
+    assert [made.costs.is_learned(node) for node in made.graph.nodes] == [True, False, False]
+    assert held(made) == ([["MatMul", "Add", "Relu"]] if taken else [])
+
+
+def test_what_was_measured_counts_before_all_of_it_was(tmp_path: Path) -> None:
+    """Not yet what the runtime takes for the product alone."""
+    path = tmp_path / "measured.sqlite"
+    kept(path, linear(eager=True), ["MatMul", "Add", "Relu"], {NODES: 30.0, DEFAULT: 12.0})
+    made = linear(database=path)
+    assert held(made) == [["MatMul", "Add", "Relu"]] and made.plan.fusions[0].measured is not None
+    slow = tmp_path / "slow.sqlite"
+    kept(slow, linear(eager=True), ["MatMul", "Add", "Relu"], {NODES: 12.0, DEFAULT: 30.0})
+    assert not held(linear(database=slow))
+
+
+def test_on_other_gpus_all_of_it_has_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "measured.sqlite"
+    known = find_profile("H100")
+    unknown = known.model_copy(update={"measured": known.measured.model_copy(update={"tile_tflops": None})})
+    kept(path, linear(eager=True, target=unknown), ["MatMul", "Add", "Relu"], {NODES: 30.0, DEFAULT: 12.0})
+    assert not held(linear(database=path, target=unknown))
+    kept(path, linear(eager=True, target=unknown), ["MatMul"], {NODES: 20.0})
+    assert held(linear(database=path, target=unknown)) == [["MatMul", "Add", "Relu"]]

@@ -106,3 +106,12 @@ def test_it_fits_registers(architecture: str, case: str, rows: int) -> None:
         code = kernel.code.keeping({name for name in kernel.plan.kernels if "few" in name})  # type: ignore[union-attr]
         figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
         assert figures and {each.spilled_bytes for each in figures.values()} == {0}
+
+
+@pytest.mark.parametrize(("width", "own"), [(3, "tiles of 64 x 64"), (1, "tiles of 4 x")])
+def test_what_windows_share_is_not_read_by_lanes(width: int, own: str) -> None:
+    """Of three channels of a result, which are rows: a tile reads a pixel once for all of its windows that see it."""
+    made = make(f"g (float16[2,64,64,64] i, float16[3,{width},{width},64] v) => (float16[2,3,Y,X] y) "
+                "{ x = Transpose<perm = [0,3,1,2]>(i) w = Transpose<perm = [0,3,1,2]>(v) y = Conv(x, w) }")
+    assert made.kernel.plan.variants[0].name.startswith(own)
+    assert any("sharers" in str(choice) for choice in made.kernel.choices) or width == 1

@@ -240,13 +240,20 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     return replace(cost, seconds_after=after + left)
 
 
-def paced_choice(region: Region, pool: CandidatePool, context: Context) -> Costed | Refusal | None:
+def paced_choice(region: Region, pool: CandidatePool, context: Context, doubt: float = 1.0
+                 ) -> Costed | Refusal | None:
     """A region with the cost to choose it by, or why it gains too little, where the time of its kernel follows from
-    those of others that were measured on the GPU to plan for; None where it does not, or all is to be measured."""
+    those of others that were measured on the GPU to plan for; None where it does not, or all is to be measured.
+
+    Args:
+        doubt: how many times as long as predicted it is taken to need.
+    """
     costs = pool.maker.costs
     if context.eager or costs.paced(region) is None:
         return None
-    region = replace(region, counted=costs.region(region))
+    cost = costs.region(region)
+    more = (doubt - 1) * cost.executions * costs.kernel_seconds(region)
+    region = replace(region, counted=replace(cost, seconds_after=cost.seconds_after + more))
     return pool.no_gain(region) or (region, region.cost)
 
 

@@ -120,6 +120,9 @@ def _predicted(fusion: Region, costs: CostModel) -> float:
     return 1e6 * seconds / (costs.ledger.executions(fusion.nodes) or 1)
 
 
+SLOWER = "measured-slower"
+"""Code of the refusal of what was measured and found slow."""
+
 UNMEASURED, NOISE = 1.5, 10.0
 """Where only production tells what a kernel takes: how much longer than the runtime's nodes are predicted to that has
 to be, and by how many microseconds beyond.  Predictions err by a quarter, and a time from production holds a few
@@ -135,7 +138,7 @@ def _slower(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
         return None
     broken = f" (and {left - whole:.1f} µs more for a fusion of the runtime's that it breaks)" if left > whole else ""
     return Refusal(
-        "measured-slower",
+        SLOWER,
         f"measured on {times.gpu}: {times.fused:.1f} µs fused{broken}, {times.runtime:.1f} µs as the runtime runs the "
         f"{_count(fusion)} nodes",
         fusion.nodes[0].label,
@@ -150,7 +153,7 @@ def _slower_than_predicted(fusion: Region, times: Times, costs: CostModel) -> Re
     if times.fused <= UNMEASURED * predicted + NOISE:
         return None
     return Refusal(
-        "measured-slower",
+        SLOWER,
         f"recorded in production on {times.gpu}: {times.fused:.1f} µs a call, and {predicted:.1f} µs are predicted for "
         f"the {_count(fusion)} nodes as the runtime runs them",
         fusion.nodes[0].label,

@@ -14,7 +14,7 @@ from math import prod
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators.classes import is_convolution, is_narrow
-from onnxfuse.planning.cost import CostModel, kernel_time
+from onnxfuse.planning.cost import CostModel, kernel_time, uncached
 from onnxfuse.provider.kernels import biased
 
 LIBRARY = 0.9
@@ -68,7 +68,9 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     if is_laid_anew(node):
         seconds += floor + sum(kernel_time(size, size, 0, profile, efficiency=LAYING) for size in moved)
     else:
-        seconds = max(floor + seconds, kernel_time(moved[0] + 2 * prod(weights), moved[1], 0, profile))
+        read, written = moved[0] + 2 * prod(weights), moved[1]
+        own = uncached(read + written, profile)
+        seconds = max(floor + seconds, kernel_time(read, written, 0, profile, efficiency=own))
         if prod(result[2:]) % VECTOR or any(stride != 1 for stride in node.attributes.get("strides", ())):
             seconds += sum(kernel_time(size, size, 0, profile) for size in moved)
     bias = biased([node])

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import in_integers
+from onnxfuse.ir.tensors import Window
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -158,7 +159,7 @@ class _ProductWork:
         """All of it."""
         lowered, request = self.lowered, self.request
         patched, few = self._patched(), self._few()
-        plain = [shape for shape in few if shape.plain]
+        plain = [] if self._meets() else [shape for shape in few if shape.plain]
         general = self.blocks.own(self.blocks.together[0])
         tried = self.blocks.offered(MOST_TILES)
         own = [*patched, *plain, *self.blocks.copied(tried), general][0]
@@ -221,6 +222,12 @@ class _ProductWork:
             return []
         return [shape for shape in shapes_of(self.patch, self.blocks.planned(self.patch.parts.columns))
                 if shape.shared <= MOST_SHARED]
+
+    def _meets(self) -> bool:
+        """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of
+        few rows would each read for itself, three to six times as long (a VAE's and a U-Net's last)."""
+        windows = any(isinstance(each, Window) for made in contractions(self.lowered) for each in made.operands)
+        return windows and any(side.width > 1 and not side.across for side in self.vectors[1:])
 
     def _few(self) -> list[FewShape]:
         """Blocks for few rows, where there are few."""
