@@ -56,7 +56,8 @@ if TYPE_CHECKING:
               help="Arrays by input name, to verify and measure with beside made ones.")
 @click.option("--measure-seconds", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="N",
               help="Where the GPU to plan for is here: measure regions with products that the database does not know, "
-                   "which are fused only where that is faster; after N seconds begin no measurement.  0: none at all.")
+                   "which are fused only where that is faster, or predicted to be where time did not suffice; after N "
+                   "seconds begin no measurement.  0: none at all.")
 @click.option("--measure/--no-measure", default=None,
               help="Run both models on the GPU and report the speed-up; by default where there is a GPU.")
 @click.option("--external-data", type=click.Choice(["keep", "copy", "inline"]), default="keep", show_default=True,
