@@ -48,6 +48,9 @@ SLACK = 0.01
 
 NAME_WIDTH = 110
 
+PLANNED = 300.0
+"""Seconds for planning and starting, beside those that measuring may take."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -442,7 +445,7 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
 
 def _measured_first(row: Row, seconds: float, disable: Sequence[str]) -> str:
     try:
-        return apart(measure_first, row, seconds, disable)
+        return apart(measure_first, row, seconds, disable, seconds=seconds + PLANNED)
     except ApartError as error:  # it is planned by what was measured until then
         return f"{row.name}: {str(error).strip()}"
 

@@ -23,6 +23,7 @@ from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Sid
 from onnxfuse.measuring.cupti import CONCURRENT_KERNEL, MEMCPY, Activity
 from onnxfuse.measuring.database import Environment, Measurement, open_database
 from onnxfuse.measuring.machine import CPU, Machine
+from onnxfuse.tuning import Tuned
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -96,6 +97,18 @@ def test_rows_are_tuned_for_the_seconds_that_are_asked():
                            (["tour"], "no row begins with 'tour'")):
         result = CliRunner().invoke(tune.main, [*words, "--database", "none.sqlite"])
         assert result.exit_code == 2 and message in result.output
+
+
+def test_rows_are_measured_first_as_optimize_does(monkeypatch):
+    row = next(row for row in zoo.all_rows() if row.name == "tower_fp32:8192")
+    asked = []
+    tuned = Tuned("GPU", "database", (), (), 1.0)
+    for found, words in ((None, "nothing"), (tuned, "0 ways, 0 left")):
+        monkeypatch.setattr(zoo, "measure_products", lambda *each, found=found: asked.append(each) or found)
+        assert zoo.measure_first(row, 60.0, ["attention"]).startswith(f"measured tower_fp32:8192: {words}  [")
+    (model, options, seconds), _ = asked
+    assert len(model.proto.graph.node) > 9 and seconds == 60.0
+    assert (options.dims, options.disable, options.database) == (row.dims, ["attention"], None)
 
 
 def test_a_packed_database_is_packed_again_whole_or_not_at_all(tmp_path):
