@@ -414,8 +414,7 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
             os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
         elif measure_seconds:
             os.environ[VARIABLE] = str(Path(folder) / "measured.sqlite")
-        for row in rows if measure_seconds else ():
-            click.echo(f"  {_measured_first(row, measure_seconds, disabled)}", err=True)
+        _measure_first(rows if measure_seconds else (), measure_seconds, disabled)
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
         for row in rows:
             prepared = made[row.name]
@@ -426,28 +425,33 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
             else:
                 outcomes.append(_measured(prepared, settings, seconds))
     if report_only:
-        click.echo(bytes_table([(outcome.row, outcome.report) for outcome in outcomes if outcome.report]))
-        for outcome in outcomes:
-            if outcome.error:
-                click.echo(f"{outcome.row.name}: {outcome.error}")
+        _show_bytes(outcomes)
         sys.exit(any(outcome.error for outcome in outcomes))
     text, met = show(outcomes, bars, list_kernels)
+    flags = {"quantised": integers, "cuda-graph": cuda_graph, "quick": quick, f"{measure_seconds:g}-s": measure_seconds}
     what = "-".join([
-        networks.name, *(["quantised"] if integers else []), *(["cuda-graph"] if cuda_graph else []),
-        *(["quick"] if quick else []), *([f"{measure_seconds:g}-s"] if measure_seconds else []),
-        *(pair.replace("=", "-").replace("_", "-") for pair in pairs),
-        *(f"no-{id}" for id in disable)])
+        networks.name, *(word for word, given in flags.items() if given),
+        *(pair.replace("=", "-").replace("_", "-") for pair in pairs), *(f"no-{id}" for id in disable)])
     path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
     click.echo(text)
     click.echo(f"written: {path} and .json", err=True)
     sys.exit(not met or any(outcome.error for outcome in outcomes))
 
 
-def _measured_first(row: Row, seconds: float, disable: Sequence[str]) -> str:
-    try:
-        return apart(measure_first, row, seconds, disable, seconds=seconds + PLANNED)
-    except ApartError as error:  # it is planned by what was measured until then
-        return f"{row.name}: {str(error).strip()}"
+def _show_bytes(outcomes: Sequence[Outcome]) -> None:
+    click.echo(bytes_table([(outcome.row, outcome.report) for outcome in outcomes if outcome.report]))
+    for outcome in outcomes:
+        if outcome.error:
+            click.echo(f"{outcome.row.name}: {outcome.error}")
+
+
+def _measure_first(rows: Sequence[Row], seconds: float, disable: Sequence[str]) -> None:
+    for row in rows:
+        try:
+            found = apart(measure_first, row, seconds, disable, seconds=seconds + PLANNED)
+        except ApartError as error:  # it is planned by what was measured until then
+            found = f"{row.name}: {str(error).strip()}"
+        click.echo(f"  {found}", err=True)
 
 
 def _measured(prepared: PreparedRow, settings: Mapping[str, Any], seconds: float) -> Outcome:

@@ -338,8 +338,12 @@ class Drafting:
 
 
 def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
-    """Which of a form and, where there is one, the same with values channels-last, by their plans."""
-    return int(len(drafts) > 1 and (eager or drafts[1].seconds(plans[1]) < drafts[0].seconds(plans[0])))
+    """Which of a form and, where there is one, the same with values channels-last, by their plans: the latter where
+    convolutions are fused, without which it comes to nothing."""
+    if len(drafts) < 2 or eager:
+        return len(drafts) - 1
+    fused = any(is_convolution(node) for region in plans[1].fusions for node in region.view)
+    return int(fused and drafts[1].seconds(plans[1]) < drafts[0].seconds(plans[0]))
 
 
 def _begun(draft: Draft, compiled: Compiled | None) -> Draft:
