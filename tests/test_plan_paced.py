@@ -255,6 +255,9 @@ def test_what_was_measured_counts_before_all_of_it_was(tmp_path: Path) -> None:
     kept(path, linear(eager=True), ["MatMul", "Add", "Relu"], {NODES: 30.0, DEFAULT: 12.0})
     made = linear(database=path)
     assert held(made) == [["MatMul", "Add", "Relu"]] and made.plan.fusions[0].measured is not None
+    alone = tmp_path / "alone.sqlite"  # as production's own times are
+    kept(alone, linear(eager=True), ["MatMul", "Add", "Relu"], {DEFAULT: 12.0})
+    assert held(linear(database=alone)) == [["MatMul", "Add", "Relu"]]
     slow = tmp_path / "slow.sqlite"
     kept(slow, linear(eager=True), ["MatMul", "Add", "Relu"], {NODES: 12.0, DEFAULT: 30.0})
     assert not held(linear(database=slow))

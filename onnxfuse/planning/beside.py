@@ -227,6 +227,7 @@ class Offer:
 
     Attributes:
         stage: the regions' rule; trusted: whether predictions decide where nothing was measured.
+        measured: whether a region so far was, beside the runtime's own nodes.
     """
 
     def __init__(self, pool: CandidatePool, context: Context, stage: str, *, trusted: bool = True) -> None:
@@ -335,8 +336,8 @@ class Offer:
         if isinstance(made, Refusal):
             self.measured |= made.code == SLOWER
             return made
-        self.measured |= made.measured is not None
         cost = measured_cost(made, self.pool.maker.costs)
+        self.measured |= cost is not None
         if not self.trusted:
             return self._beside_alone(made, cost)
         if cost is not None:
