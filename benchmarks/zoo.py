@@ -414,7 +414,8 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
             os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
         elif measure_seconds:
             os.environ[VARIABLE] = str(Path(folder) / "measured.sqlite")
-        _measure_first(rows if measure_seconds else (), measure_seconds, disabled)
+        if measure_seconds:
+            _measure_each(rows, measure_seconds, disabled)
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
         for row in rows:
             prepared = made[row.name]
@@ -445,7 +446,7 @@ def _show_bytes(outcomes: Sequence[Outcome]) -> None:
             click.echo(f"{outcome.row.name}: {outcome.error}")
 
 
-def _measure_first(rows: Sequence[Row], seconds: float, disable: Sequence[str]) -> None:
+def _measure_each(rows: Sequence[Row], seconds: float, disable: Sequence[str]) -> None:
     for row in rows:
         try:
             found = apart(measure_first, row, seconds, disable, seconds=seconds + PLANNED)

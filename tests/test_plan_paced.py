@@ -11,9 +11,9 @@ import pytest
 from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 from onnx import numpy_helper
-from unmeasured import UNMEASURED
+from unmeasured import UNMEASURED, measured
 
-from onnxfuse.measurements import text_of
+from onnxfuse.measurements import environment_of, text_of
 from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
 from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.optimised import Optimised
@@ -234,7 +234,7 @@ def kept(path: Path, made: Optimised, nodes: Sequence[str], candidates: Mapping[
     with open_database(path) as database:
         for name, microseconds in candidates.items():
             subject = what.nodes if name == NODES else what.kernel
-            database.record(FakeTimer(lambda name: 0.0).environment, Measurement(
+            database.record(environment_of("NVIDIA H100 80GB HBM3"), Measurement(
                 subject, text_of(what), name, microseconds, 0.1, 24, "ok"))
 
 
@@ -265,8 +265,7 @@ def test_what_was_measured_counts_before_all_of_it_was(tmp_path: Path) -> None:
 
 def test_on_other_gpus_all_of_it_has_to_be(tmp_path: Path) -> None:
     path = tmp_path / "measured.sqlite"
-    known = find_profile("H100")
-    unknown = known.model_copy(update={"measured": known.measured.model_copy(update={"tile_tflops": None})})
+    unknown = measured("H100", tile_tflops=None)
     kept(path, linear(eager=True, target=unknown), ["MatMul", "Add", "Relu"], {NODES: 30.0, DEFAULT: 12.0})
     assert not held(linear(database=path, target=unknown))
     kept(path, linear(eager=True, target=unknown), ["MatMul"], {NODES: 20.0})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from onnxfuse.planning.hardware import Profile, find_profile
 
 
-def measured(**figures: float | None) -> Profile:
-    """An H200 of which other figures were measured."""
-    known = find_profile("H200")
+def measured(gpu: str = "H200", **figures: float | None) -> Profile:
+    """A GPU of which other figures were measured."""
+    known = find_profile(gpu)
     return known.model_copy(update={"measured": known.measured.model_copy(update=figures)})
 
 

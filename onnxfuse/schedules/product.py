@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import in_integers
-from onnxfuse.ir.tensors import Window
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -49,7 +48,7 @@ from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, sh
 from onnxfuse.schedules.product_shape import DEPTH, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
-from onnxfuse.schedules.product_windows import Windows
+from onnxfuse.schedules.product_windows import Windows, has_windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
@@ -226,7 +225,7 @@ class _ProductWork:
     def _meets(self) -> bool:
         """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of
         few rows would each read for itself, three to six times as long (a VAE's and a U-Net's last)."""
-        windows = any(isinstance(each, Window) for made in contractions(self.lowered) for each in made.operands)
+        windows = any(map(has_windows, contractions(self.lowered)))
         return windows and any(side.width > 1 and not side.across for side in self.vectors[1:])
 
     def _few(self) -> list[FewShape]:

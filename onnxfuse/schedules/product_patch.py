@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Contract, Window
+from onnxfuse.ir.tensors import Contract
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_parts import ProductParts, other_way, result_lanes, side_of, single
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
-from onnxfuse.schedules.product_windows import Windows, windows_of
+from onnxfuse.schedules.product_windows import Windows, has_windows, windows_of
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
 
@@ -114,7 +114,7 @@ def patch_of(products: Sequence[Contract], parts: ProductParts, planned: Mapping
     if len(products) != 1 or parts.rounds:
         return None
     contract = products[0]
-    if not any(isinstance(operand, Window) for operand in contract.operands):
+    if not has_windows(contract):
         return None
     ways = (parts, other_way(parts, products))
     return next((found for each in ways if each is not None and (found := _patch(contract, each, planned))), None)

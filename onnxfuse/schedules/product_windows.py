@@ -51,6 +51,11 @@ class Windows:
         return self.channels * self.y.taps * self.x.taps
 
 
+def has_windows(contract: Contract) -> bool:
+    """Whether a product is of windows: a convolution over more than one pixel."""
+    return any(isinstance(operand, Window) for operand in contract.operands)
+
+
 def windows_of(contract: Contract, parts: ProductParts) -> Windows | None:
     """The windows that the left operand's rows are, of one element along axes on which none slides; None where rows are
     of something else than images with one axis or two."""
