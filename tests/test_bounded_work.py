@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse import api
 from onnxfuse.errors import ModelError, OnnxfuseError
-from onnxfuse.graph.dims import LONGEST, MOST_POWER, MOST_TERMS, SizeTooLargeError, dim, parse, product, symbol
+from onnxfuse.graph.dims import LONGEST, MOST_POWER, MOST_TERMS, SizeTooLargeError, dim, product, symbol
+from onnxfuse.graph.stated import parse
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 

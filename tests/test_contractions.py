@@ -23,9 +23,9 @@ from test_lowering_products import check, contractions, region
 
 from onnxfuse.graph.context import Type, TypeContext
 from onnxfuse.graph.dims import dim, symbol
-from onnxfuse.graph.dims import parse as size
 from onnxfuse.graph.dims import product as count_of
 from onnxfuse.graph.model import Node
+from onnxfuse.graph.stated import parse as size
 from onnxfuse.ir.context import LoweringContext
 from onnxfuse.ir.contractions import Slide, contract, operations, traffic, window
 from onnxfuse.ir.scalars import FLOAT, INT8

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from onnxfuse.graph.dims import OPERATIONS, Dim, broadcast, dim, maximum, minimum, parse, product, symbol
+from onnxfuse.graph.dims import OPERATIONS, Dim, broadcast, dim, maximum, minimum, product, symbol
+from onnxfuse.graph.stated import parse
 
 NAMES = ("a", "b", "c")
 BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {

@@ -27,7 +27,7 @@ from kernel_harness import (
 from onnx import numpy_helper
 
 from onnxfuse.graph.dims import dim, symbol
-from onnxfuse.graph.dims import parse as parse_dim
+from onnxfuse.graph.stated import parse as parse_dim
 from onnxfuse.ir.tensors import Input
 from onnxfuse.lowering.binding import bind
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from unmeasured import UNMEASURED
 
+from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.admission import Facts, node_facts
@@ -371,7 +372,7 @@ def test_a_product_is_in_no_region(tmp_path: Path, op: str, weight: str, attribu
     assert [ops for _, ops in regions(made)] == [["Exp", "Neg"]]
     assert "not-fusable" in codes(made) and "no-schedule" not in codes(made)
     product = made.graph.nodes[0]
-    facts = node_facts(product, made.graph, made.ledger.placement)
+    facts = node_facts(product, made.graph, made.ledger.placement, Lowerings())
     assert facts == Facts(None, view=False, contracts=True)
 
 

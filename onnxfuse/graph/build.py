@@ -23,12 +23,13 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, is_external, read
 from onnxfuse.graph.context import MOST_AXES
-from onnxfuse.graph.dims import Dim, dim, parse, symbol
+from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.graph.inference import infer_model
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, Scope, bodies_in, bodies_of, graphs_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
+from onnxfuse.graph.stated import parse
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,

@@ -8,7 +8,6 @@ for sizes and are never negative.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
@@ -169,9 +168,22 @@ def _chain(kind: str, sizes: Iterable[Dim]) -> Dim:
     return first
 
 
-def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
+def product(sizes: Iterable[Dim]) -> Dim:
     """The number of elements of a tensor of these sizes."""
+    return _product(tuple(sizes))
+
+
+@lru_cache(4096)
+def _product(sizes: tuple[Dim, ...]) -> Dim:
+    """Few shapes come again and again."""
     return reduce(mul, sizes, dim(1))
+
+
+def cofactor(term: tuple[Monomial, int], name: str) -> Dim:
+    """A term of a size over a symbol that is in it."""
+    monomial, factor = term
+    left = ((atom, power - (atom.key == name)) for atom, power in monomial)
+    return Dim({tuple(part for part in left if part[1]): factor}, ordered=True)
 
 
 class Dim:
@@ -215,6 +227,8 @@ class Dim:
 
     def __sub__(self, other: DimLike) -> Dim:
         other = dim(other)
+        if self.value is not None and other.value is not None:
+            return _number(self.value - other.value)
         return self + -other if other.terms else self
 
     def __mul__(self, other: DimLike) -> Dim:
@@ -267,6 +281,8 @@ class Dim:
     def _times(self, factor: int) -> Dim:
         if factor == 1:
             return self
+        if self.value is not None:
+            return _number(self.value * factor)
         return Dim({m: c * factor for m, c in self.terms.items()} if factor else {}, ordered=True)
 
     def _split(self, other: Dim) -> tuple[Dim, Dim]:
@@ -300,6 +316,9 @@ class Dim:
     def divide(self, other: DimLike) -> Dim | None:
         """The quotient where ``other`` provably divides this size without remainder."""
         other = dim(other)
+        if self.value is not None and other.value:
+            whole, left = divmod(self.value, other.value)
+            return None if left else _number(whole)
         if len(other.terms) > 1:
             quotient, rest = self.long_division(other)
             return None if rest.terms else quotient
@@ -448,50 +467,3 @@ def _non_negative(monomial: Monomial) -> bool:
 def _order(item: tuple[Monomial, int]) -> tuple[int, str]:
     monomial, _ = item
     return -sum(power for _, power in monomial), "*".join(f"{atom.key}^{power}" for atom, power in monomial)
-
-
-def parse(text: str) -> Dim:
-    """The size that an exporter wrote down: ``"batch"``, ``"s50 + 1"``, ``"Min(512, s50)"``.
-
-    A text that is no arithmetic expression, or one of a size that is not followed, names one symbol.
-    """
-    if len(text) > LONGEST:
-        return symbol(text)
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        size = _from_ast(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SizeTooLargeError):
-        return symbol(text)
-    return size if size.value is not None or size.is_followed() else symbol(text)
-
-
-def _from_ast(tree: ast.expr) -> Dim:
-    match tree:
-        case ast.Constant(value=int(number)):
-            return dim(number)
-        case ast.Name(id=name):
-            return symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return dim(0) - _from_ast(operand)
-        case ast.BinOp(left=left, op=operator, right=right):
-            a, b = _from_ast(left), _from_ast(right)
-            match operator:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv() if b != 0:
-                    return a // b
-                case ast.Mod() if b != 0:
-                    return a % b
-                case ast.Pow() if b.value is not None and 0 <= b.value <= 8:
-                    return product([a] * b.value)
-        case ast.Call(func=ast.Name(id="Min" | "min"), args=[left, right]):
-            return minimum(_from_ast(left), _from_ast(right))
-        case ast.Call(func=ast.Name(id="Max" | "max"), args=[left, right]):
-            return maximum(_from_ast(left), _from_ast(right))
-        case ast.Call(func=ast.Name(id="bcast"), args=[left, right]):
-            return broadcast(_from_ast(left), _from_ast(right))
-    raise ValueError(ast.dump(tree))

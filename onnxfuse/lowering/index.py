@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim, Monomial, dim, product, symbol
+from onnxfuse.graph.dims import Dim, Monomial, cofactor, dim, product, symbol
 from onnxfuse.graph.model import Shape
 
 Coordinates = tuple[Dim, ...]
@@ -134,9 +134,9 @@ class IndexSpace:
             if len(names) != 1:
                 continue
             digit = self.variable(names[0])
-            scale = high.divide(symbol(names[0]))
+            scale = cofactor((monomial, factor), names[0])
             low = rest - high
-            if digit is None or scale is None or not scale.non_negative():
+            if digit is None or not scale.non_negative():
                 continue
             if low != 0 and not (self._below(low, scale) and self._non_negative(low, floors)):
                 continue
@@ -179,8 +179,8 @@ class IndexSpace:
             if len(names) != 1:
                 continue
             digit = self.variable(names[0])
-            scale = Dim({monomial: factor}).divide(symbol(names[0]))
-            if digit is not None and scale is not None:
+            scale = cofactor((monomial, factor), names[0])
+            if digit is not None:
                 parts.append((monomial, digit, scale))
         for low_monomial, low, low_scale in parts:
             if low.size is None or low.top:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnx import TensorProto
@@ -46,6 +46,14 @@ class Lowered:
     def structure(self) -> Structure:
         """What it is apart from where it stands."""
         return Structure(self.program, self.binding)
+
+    def elsewhere(self, places: Mapping[Value, Value]) -> Lowered:
+        """What a region that is alike is, by the values that stand there for those here."""
+        tensors, sized, inlined = (tuple(places.get(value, value) for value in values)
+                                   for values in (self.tensors, self.sized, self.inlined))
+        found = replace(self, tensors=tensors, sized=sized, inlined=inlined)
+        object.__setattr__(found, "structure", self.structure)  # the same, and told once
+        return found
 
 
 def lower(

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.ir.tensors import Reduce, Scan
+from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
-from onnxfuse.lowering.lower import lower
 from onnxfuse.operators import is_contraction, lowering_of
 from onnxfuse.operators.classes import is_undone, moves_innermost, undoes
 from onnxfuse.planning.cost import CostModel
@@ -54,7 +54,7 @@ class Facts:
     returns: bool = False
 
 
-def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusal:
+def node_facts(node: Node, graph: Graph, placement: Placement, lowerings: Lowerings) -> Facts | Refusal:
     """Facts of a node of the canonical view, or why no region can hold it."""
     if lowering_of(node) is None:
         return Refusal("no-lowering", f"{node.qualified_op} has no lowering", node.label)
@@ -78,7 +78,7 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
             "scan-output", f"'{unstated.name}' is an output of a Scan's body, and the model does not state its shape",
             node.label, remedy="state the shapes of the body's outputs",
         )
-    lowered = lower([node], outputs, graph)
+    lowered = lowerings.lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
     sums = [tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce | Scan)]

@@ -11,7 +11,7 @@ from onnxfuse.errors import RuleError
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import bytes_of, elements_of, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS
-from onnxfuse.lowering.lower import Lowered, lower
+from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import within_chip
@@ -62,6 +62,7 @@ class Maker:
     tf32: bool = True
     rounding: bool = False
     _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
+    _fitting: dict[Hashable, tuple[Kernel, Kernel, tuple[int, int]]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def folds(self) -> Folds:
@@ -85,7 +86,7 @@ class Maker:
             ordered = _ordered(members, first)
             if fold is not None:
                 ordered = [each for node in ordered for each in fold.instead.get(node, (node,))]
-            self._lowered[key] = lower(ordered, used, self.view)
+            self._lowered[key] = self.kernels.lowerings.lower(ordered, used, self.view)
         return self._lowered[key]
 
     def region(
@@ -167,7 +168,7 @@ class Maker:
     def rearranged(self, region: Region, read: Sequence[Value], written: Sequence[Value]) -> Kernel | None:
         """A region's kernel as it would be if it read and wrote these values of the view, which are its own, in this
         order; None where its schedule has none."""
-        lowered = lower(region.view, written, self.view, read)
+        lowered = self.kernels.lowerings.lower(region.view, written, self.view, read)
         if isinstance(lowered, Refusal):
             return None
         request = replace(region, lowered=lowered).request(self.costs.ledger.sizes, nearby=self.nearby)
@@ -211,8 +212,12 @@ class Maker:
         shapes = shapes_of(region.tensors, sizes)
         steps, scratch = len(kernel.plan.variants[0].steps), 0
         if shapes is not None:
-            kernel = within_chip(kernel, shapes, profile)
-            steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
+            key = id(kernel), shapes
+            if key not in self._fitting:
+                fitting = within_chip(kernel, shapes, profile)
+                costs = plan_cost(fitting.plan, shapes, profile.sm, profile.multiprocessors)
+                self._fitting[key] = kernel, fitting, costs
+            _, kernel, (steps, scratch) = self._fitting[key]
         region = replace(region, made=kernel, steps=steps, scratch=scratch)
         return region if (steps, scratch) == (1, 0) else self._weighed(region)
 

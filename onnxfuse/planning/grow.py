@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.arrangement import Arrangement
-from onnxfuse.lowering.lower import lower
+from onnxfuse.lowering.lower import Lowered
 from onnxfuse.operators.classes import pools
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.known import KnownKernels, asked_for
@@ -202,17 +201,21 @@ class Growth:
         """Why nodes with windows among them are better apart."""
         if not any(map(pools, members)):
             return None
-        lowered = lower(sorted(members, key=lambda node: node.index), escaping(members), self.graph)
+        lowered = self._lowered(members)
         found = lowered if isinstance(lowered, Refusal) else running(Does.POOLS).refuses(Request(lowered))
         return found and replace(found, node=found.node or label)
 
     def _transposing(self, members: frozenset[Node]) -> Refusal | None:
         """Why nodes with rows, some of which move the innermost axis, have no kernel that reads well."""
         if members not in self._transposed:
-            lowered = lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.graph)
+            lowered = self._lowered(members)
             self._transposed[members] = lowered if isinstance(lowered, Refusal) else self._refused(
                 Request(lowered, sizes=self.sizes))
         return self._transposed[members]
+
+    def _lowered(self, members: Collection[Node]) -> Lowered | Refusal:
+        nodes = sorted(members, key=lambda node: node.index)
+        return self.kernels.lowerings.lower(nodes, escaping(set(members)), self.graph)
 
     def _refused(self, request: Request) -> Refusal | None:
         """Why a region that moves the innermost axis has no kernel that reads well; equal regions are asked once."""
@@ -346,11 +349,7 @@ def spread(members: Collection[Node], outputs: Sequence[Value]) -> Refusal | Non
 
 
 def _elements(value: Value) -> Dim | None:
-    return None if value.shape is None else _size(value.shape)
-
-
-_size = lru_cache(maxsize=4096)(product)
-"""Few shapes come again and again."""
+    return None if value.shape is None else product(value.shape)
 
 
 def escaping(members: set[Node]) -> list[Value]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
 
 from onnxfuse.graph.model import Graph, Value
 from onnxfuse.graph.sizes import Sizes, shapes_of
+from onnxfuse.graph.spelling import attributes_of, spelled
 from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.planning.known import KnownKernels
@@ -88,7 +86,7 @@ def _nodes(region: Region, graph: Graph) -> str:
             if output is not None:
                 names[output] = f"n{number}.{place}"
         reads = [_operand(value, names) for value in node.inputs]
-        parts += [node.qualified_op, _attributes(node.attributes), " ".join(reads)]
+        parts += [node.qualified_op, attributes_of(node), " ".join(reads)]
     parts.append(" ".join(names.get(value, "?") for value in region.outputs))
     return _digest(parts)
 
@@ -106,17 +104,7 @@ def _operand(value: Value | None, names: Mapping[Value, str]) -> str:
         return "-"
     if value in names:
         return names[value]
-    return f"c:{_content(value.constant)}" if value.constant is not None else f"?:{value.dtype}:{value.rank}"
-
-
-def _attributes(attributes: Mapping[str, Any]) -> str:
-    return ";".join(f"{name}={_content(content)}" for name, content in sorted(attributes.items()))
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, np.ndarray):
-        return f"{content.dtype}{content.shape}{hashlib.sha256(np.ascontiguousarray(content).tobytes()).hexdigest()}"
-    return repr(content)
+    return f"c:{spelled(value.constant)}" if value.constant is not None else f"?:{value.dtype}:{value.rank}"
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
+from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, Request, Schedule, asked, family, first_answer
 
@@ -44,12 +45,14 @@ class KnownKernels:
         digests: by structure and schedule, of kernels with no sizes planned for (``identity``).
         transposing: by what was asked, why a region that moves the innermost axis is not read well (``grow``).
         found: by what was asked, what schedules found for it (``Request.once``).
+        lowerings: what regions are as tensors.
     """
 
     made: dict[Hashable, dict[str, Kernel | None]] = field(default_factory=dict)
     digests: dict[Hashable, str | None] = field(default_factory=dict)
     transposing: dict[Hashable, Refusal | None] = field(default_factory=dict)
     found: dict[Hashable, dict[object, object]] = field(default_factory=dict)
+    lowerings: Lowerings = field(default_factory=Lowerings)
 
     def ask(self, request: Request) -> Asked:
         """A request to schedules, with what is known of equal ones."""

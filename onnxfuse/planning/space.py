@@ -84,7 +84,7 @@ def _told_apart(
     products: dict[Node, Facts] = {}
     refusals: list[Refusal] = []
     for node in view.nodes:
-        facts = node_facts(node, view, placement)
+        facts = node_facts(node, view, placement, maker.kernels.lowerings)
         if gives_back(node):
             continue  # it costs nothing where it is, and its readers read that operand
         if node.dead and isinstance(facts, Facts):

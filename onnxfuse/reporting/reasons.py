@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from onnxfuse.graph.model import Graph, Node
+from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.admission import node_facts
 from onnxfuse.planning.cost import CostModel
@@ -85,7 +86,7 @@ class Reasons:
             return Refusal("unused", "nothing reads what it computes", view.label)
         if view in self._forbidden:
             return self._forbidden[view]
-        facts = node_facts(view, self._home[view], self._placement)
+        facts = node_facts(view, self._home[view], self._placement, Lowerings())
         if isinstance(facts, Refusal):
             return facts
         decided = self._decided(node, view)

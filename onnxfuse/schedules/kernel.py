@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.graph.dims import Dim, dim, product, symbol
+from onnxfuse.graph.dims import Dim, cofactor, dim, product
 from onnxfuse.ir.scalars import BOOL, TYPES
 from onnxfuse.ir.tensors import Contract, Input, Pool, Reduce, Reshape, Scan
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Situation, Step, Variant, expression
@@ -333,8 +333,8 @@ def _usual_step(offset: Dim, lanes: Lanes) -> Dim:
     for monomial, factor in offset.terms.items():
         for atom, power in monomial:
             pace = _pace(atom.name, lanes) if atom.kind == "symbol" else dim(0)
-            scale = Dim({monomial: factor}).divide(symbol(atom.name)) if pace != 0 and power == 1 else None
-            total = total + scale * pace if scale is not None else total
+            if pace != 0 and power == 1:
+                total = total + cofactor((monomial, factor), atom.name) * pace
     return total
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.graph.dims import Dim, cofactor, dim, symbol
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import (
     Condition,
@@ -88,8 +88,8 @@ class Lanes:
                 if step is None or power > 1:
                     return None, taken
                 if step != 0:
-                    scale = Dim({monomial: factor}).divide(symbol(atom.name))
-                    if scale is None or any(self._moves(name) for name in scale.symbols):
+                    scale = cofactor((monomial, factor), atom.name)
+                    if any(self._moves(name) for name in scale.symbols):
                         return None, taken
                     total = total + scale * step
         return total, taken

@@ -117,9 +117,13 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> ProductParts | R
     """
     if not are_bytes(products) and (named := unmultiplied(products)):
         return _refused(f"a product of {named}; its kernels have those of float16, bfloat16, float32 or 8-bit integers")
-    found = [_placed(lowered, products, swapped) for swapped in (False, True)]
-    whole = [each for each in found if isinstance(each, ProductParts)]
-    return next((each for each in whole if each.neighbours("@n")), whole[0] if whole else found[0])
+    found: list[ProductParts | Refusal] = []
+    for swapped in (False, True):
+        placed = _placed(lowered, products, swapped)
+        if isinstance(placed, ProductParts) and placed.neighbours("@n"):
+            return placed
+        found.append(placed)
+    return next((each for each in found if isinstance(each, ProductParts)), found[0])
 
 
 def are_bytes(products: Sequence[Contract]) -> bool:
