@@ -1,10 +1,16 @@
-"""What ONNX Runtime's library takes for a dense convolution of 16-bit floats, where nothing was measured of it.
+"""What ONNX Runtime's libraries take for dense convolutions, and for products of computed operands, of 16-bit floats,
+where nothing was measured of them.
 
 Its kernels for tensor cores multiply tiles of images with channels last.  Around those with windows it lays out image
 and result anew, a kernel each.  Those without are products as they lie, unless they leave out pixels, or no vector
 divides a plane.  What is predicted is the least: of the 104 with windows and the 119 without that were measured of the
 zoo, the former took 0.93 times as long and more, three of four 1.18 (H100; 0.97 and 1.22 on an H200), the latter 0.75
 and more, three of four 1.01 (0.75 and 1.10; ``benchmarks/foreseen.py``).
+
+Products of an attention's heads, each of operands of its own, pass the caches by, and where rows are no whole vectors
+(197 keys, 77, 257) all is multiplied element by element: the twenty of the zoo took 0.82 to 1.55 times as long as
+is predicted, half of them 1.07 and more (H100; 1.00 to 1.60 and 1.17 on an H200), and up to 4.6 times as long as what
+their bytes would.
 """
 
 from __future__ import annotations
@@ -13,8 +19,8 @@ from math import prod
 
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
-from onnxfuse.operators.classes import is_convolution, is_narrow
-from onnxfuse.planning.cost import CostModel, kernel_time, uncached
+from onnxfuse.operators.classes import is_convolution, is_narrow, multiplied
+from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, uncached
 from onnxfuse.provider.kernels import biased
 
 LIBRARY = 0.9
@@ -33,6 +39,10 @@ lie."""
 
 LAYING = 0.5
 """Share of the bandwidth at which it lays out images."""
+
+
+UNALIGNED = 0.6
+"""Of the float32 cores' peak, what its products reach of rows that are no whole vectors."""
 
 
 def is_dense(node: Node) -> bool:
@@ -75,3 +85,19 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
             seconds += sum(kernel_time(size, size, 0, profile) for size in moved)
     bias = biased([node])
     return seconds if bias is None else seconds + costs.bias_seconds(bias)
+
+
+def batched_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of matrix products of 16-bit floats that are computed, each of two matrices of its own; None
+    of others, of few rows, and where sizes are not known."""
+    operands = [value for value in multiplied(node) if value is not None and not value.is_constant]
+    if node.op not in ("MatMul", "FusedMatMul") or len(operands) < 2 or not all(map(is_narrow, operands)):
+        return None
+    values = [*operands, *(value for value in node.outputs if value is not None)]
+    shapes, counted, profile = shapes_of(values, costs.ledger.sizes), costs.ledger.node(node), costs.profile
+    if shapes is None or any(len(shape) < 3 for shape in shapes) or shapes[2][-2] < LEAST_ROWS:
+        return None
+    aligned = all(shape[-1] % VECTOR == 0 for shape in shapes)
+    peak = product_peak(operands[0].dtype, profile) if aligned else UNALIGNED * profile.peaks.float32
+    reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
+    return kernel_time(reads, writes, counted.flops, profile, peak, uncached(reads + writes, profile))

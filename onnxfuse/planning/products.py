@@ -26,7 +26,7 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.library import LIBRARY, convolution_seconds, is_dense, is_laid_anew
+from onnxfuse.planning.library import LIBRARY, batched_seconds, convolution_seconds, is_dense, is_laid_anew
 from onnxfuse.planning.weighing import CandidatePool, ordered
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
@@ -67,6 +67,9 @@ def _foreseen(
     costs = maker.costs
     if is_dense(own) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
+    batched = batched_seconds(own, costs)
+    if batched is not None:
+        return batched
     kernel = maker.with_kernel(made) if _is_foreseen(node, facts) else None
     paced = costs.paced(kernel) if isinstance(kernel, Region) else None
     return None if paced is None else LIBRARY * paced
