@@ -61,6 +61,7 @@ class Value:
     constant: np.ndarray | None = None
     is_constant: bool = False
     elements: tuple[Dim, ...] | None = None
+    numbers: np.ndarray | None = None
     producer: Node | None = None
     consumers: list[Node] = field(default_factory=list)
     is_input: bool = False

@@ -29,6 +29,7 @@ from onnxfuse.graph.load import LoadedModel, from_proto, load_model
 from onnxfuse.graph.model import Assumption, Demand, Graph, Node, Value
 from onnxfuse.graph.unify import equal_symbols, unify
 from onnxfuse.operators.fused import DOMAIN, fused_node
+from onnxfuse.operators.numbers import follow
 from onnxfuse.operators.record import operator_of
 
 
@@ -54,6 +55,7 @@ def infer(graph: Graph) -> Graph:
         for output, found in zip(node.outputs, _types(node, graph, (assumptions, demands), inside), strict=True):
             if output is not None:
                 output.dtype, output.shape, output.elements = found
+        follow(node)
     once = {(each.left, each.right, each.kind): each for each in reversed(demands)}
     return replace(graph, assumptions=tuple(assumptions), demands=tuple(once.values())[::-1], bodies=tuple(bodies))
 

@@ -1,0 +1,102 @@
+"""Floats that sizes are computed by, where they are known: padding that keeps an image's size is exported as a chain
+from the size through float32 (a division, rounded up, multiplied, never under zero) and back.
+
+All are operations that IEEE 754 rounds to one result, so that what is known is what the runtime computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph.constants import numpy_type
+from onnxfuse.graph.context import MAX_ELEMENTS
+from onnxfuse.graph.dims import dim
+from onnxfuse.graph.model import Node, Value
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+EXACT = 2.0**53
+"""Integers below this are the same as float64."""
+
+_ALIKE: Mapping[str, Callable[..., Numbers]] = MappingProxyType({
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Min": np.minimum, "Max": np.maximum,
+    "Ceil": np.ceil, "Floor": np.floor, "Round": np.rint, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt,
+})
+"""Operators of one or two operands, element by element."""
+
+_VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+def follow(node: Node) -> None:
+    """Note what a node's result is where that follows from numbers that are known: floats as ``numbers``, integers
+    that come of such as ``elements``."""
+    result = node.outputs[0] if len(node.outputs) == 1 else None
+    if result is None or node.domain or node.broken or result.elements is not None or result.shape is None:
+        return
+    shape = [size.value for size in result.shape]
+    if None in shape or prod(size or 0 for size in shape) > MAX_ELEMENTS or result.dtype is None:
+        return
+    kind = numpy_type(result.dtype)
+    if kind.kind not in "fi":
+        return
+    with np.errstate(all="ignore"):
+        found = _computed(node, kind)
+    if found is None or found.size != prod(size or 0 for size in shape):
+        return
+    if kind.kind == "f":
+        result.numbers = found.astype(kind).reshape([size or 0 for size in shape])
+    elif np.all(np.abs(found.astype(np.float64)) < EXACT):
+        result.elements = tuple(dim(int(number)) for number in found.reshape(-1))
+
+
+def _computed(node: Node, kind: np.dtype[Any]) -> Numbers | None:
+    """The result's elements; None where an operand's are not known, or the operator is none of these."""
+    first = _known(node.inputs[0]) if node.inputs else None
+    if first is None:
+        return None
+    if node.op == "Cast":
+        # Toward zero, as ONNX has it for numbers that fit.
+        return np.trunc(first) if kind.kind == "i" else first
+    if node.op in _VIEWS:
+        return first
+    if kind.kind != "f":
+        return None if node.op != "Concat" else _joined(node)
+    if node.op == "Concat":
+        return _joined(node)
+    rest = [_known(value) for value in node.inputs[1:] if value is not None]
+    others = [number for number in rest if number is not None]
+    if len(others) < len(rest):
+        return None
+    if node.op == "Clip" and len(node.inputs) > 1:
+        low, high = (_known(value) if value is not None else None for value in (*node.inputs[1:], None)[:2])
+        return np.clip(first, low, high) if low is not None or high is not None else first
+    function = _ALIKE.get(node.op)
+    fits = function is not None and isinstance(function, np.ufunc) and function.nin == 1 + len(others)
+    return function(first, *others) if function is not None and fits else None
+
+
+def _joined(node: Node) -> Numbers | None:
+    parts = [_known(value) for value in node.inputs]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known, axis=0) if len(known) == len(parts) and all(part.ndim == 1 for part in known) else None
+
+
+def _known(value: Value | None) -> Numbers | None:
+    """A value's numbers; None where they are not known, or many."""
+    if value is None or value.dtype is None:
+        return None
+    if value.numbers is not None:
+        return value.numbers
+    if value.constant is not None:
+        return value.constant if value.constant.size <= MAX_ELEMENTS else None
+    if value.elements is None or value.shape is None:
+        return None
+    numbers, shape = [size.value for size in value.elements], [size.value for size in value.shape]
+    if None in numbers or None in shape:
+        return None
+    return np.array(numbers, numpy_type(value.dtype)).reshape([size or 0 for size in shape])
