@@ -8,8 +8,10 @@ import pytest
 from kernel_harness import parse
 from onnx import TensorProto
 
+from onnxfuse.graph.load import from_proto
 from onnxfuse.graph.model import Graph
 from onnxfuse.operators.inference import load_graph
+from onnxfuse.rewriting.sizes import fold, unfold
 
 SAME = """g (float[N,C,{size},{size}] x) => (float[A,B,P,Q] y) <
     int64 axis = {{2}}, float stride = {{{stride}}}, float kernel = {{{kernel}}}, float one = {{1}}, float none = {{0}},
@@ -87,3 +89,12 @@ def test_sizes_that_are_open_stay_open() -> None:
     assert graph.values["pad"].numbers is None and graph.values["pads"].elements is None
     known: Graph = load_graph(parse(chain(32, 2, 3)))
     assert known.values["pad"].numbers == np.float32(1)
+
+
+def test_arithmetic_through_floats_is_folded() -> None:
+    """And comes back."""
+    model = parse(chain(112, 2, 3))
+    folded = fold(from_proto(model)).proto
+    assert [node.op_type for node in folded.graph.node] == ["Pad"]
+    unfold(folded)
+    assert folded.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)

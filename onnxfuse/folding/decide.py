@@ -25,6 +25,7 @@ from onnxfuse.graph import Graph, LoadedModel, Node, Value, build_graph
 from onnxfuse.graph.context import INT64, INTEGERS, elements_of
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.operators import is_deterministic, output_types
+from onnxfuse.operators.numbers import follow
 from onnxfuse.operators.record import MICROSOFT
 from onnxfuse.provider.host import host, host_operands
 
@@ -85,6 +86,7 @@ def _prove(graph: Graph) -> None:
                                          for axis, size in enumerate(found.shape or ()))
                 if any(map(_is_long, found.elements or ())):
                     output.elements = None
+        follow(node)
 
 
 def _is_long(size: Dim) -> bool:
