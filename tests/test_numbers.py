@@ -62,7 +62,7 @@ def found(body: str, kind: str = "float", to: int = TensorProto.INT64) -> tuple[
 NAMES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16}
 
 
-@pytest.mark.parametrize("kind", ["float", "double", "float16"])
+@pytest.mark.parametrize("kind", ["float", "double"])
 @pytest.mark.parametrize("body", [
     "r = Div(a, b)", "q = Div(a, b) r = Round(q)", "q = Div(a, b) r = Ceil(q)", "q = Div(a, b) r = Floor(q)",
     "n = Neg(a) r = Div(n, b)", "n = Neg(a) q = Div(n, b) r = Floor(q)", "m = Sub(b, a) r = Abs(m)",
@@ -73,6 +73,12 @@ def test_each_operator(body: str, kind: str) -> None:
         body = body.replace("Reshape(i, front)", "Reshape(i, s1)").replace("i =", "s1 = Shape(a) i =")
     known, computed = found(body, kind)
     assert known == computed
+
+
+def test_floats_of_two_bytes_are_not_followed() -> None:
+    """Where the CPU has no kernel for them a chain may be rounded once, at its end."""
+    known, _ = found("q = Div(a, b) r = Floor(q)", "float16")
+    assert known is None
 
 
 @pytest.mark.parametrize("body", [
