@@ -157,6 +157,16 @@ def test_few_queries_of_many_keys(
     assert bool(held(made, "attention")) == found
 
 
+@pytest.mark.parametrize("keys", [256, 257])
+def test_bare_attention_by_what_its_products_take_the_runtime(keys: int) -> None:
+    """25 us with the softmax, and 53 where rows are no whole vectors; by their bytes they would be no slower than as
+    one kernel, for which 18 are predicted."""
+    text = (f"g (float16[B,6,{keys},64] q, float16[B,6,64,{keys}] k, float16[B,6,{keys},64] v) => "
+            f"(float16[B,6,{keys},64] o) {{ s = MatMul(q, k) p = Softmax(s) o = MatMul(p, v) }}")
+    (region,) = optimise(parse(text), Options(dims={"B": 16}, target="H100", verify=False)).plan.fusions
+    assert region.kernel.schedule == "attention"
+
+
 def test_a_prediction_of_shared_keys_is_of_bytes_and_of_two_kernels() -> None:
     """As was measured on an H100 (36.2 MB in 17.4 us, 134 MB in 64.7), or of tiles that wait where they are few."""
     (region,) = (each for each in fuse(CACHED, {"B": 4, "Q": 1, "K": 2048}).plan.fusions if each.rule == "attention")
