@@ -9,25 +9,21 @@ of its own: torch, torchvision, timm, onnx and onnxscript.
 
 from __future__ import annotations
 
-import gc
-import json
-import lzma
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
-from onnx import TensorProto, numpy_helper
 
 HERE = Path(__file__).resolve().parent
-KEPT = 64
-"""Elements up to which a tensor keeps its bytes: sizes and axes are among them."""
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+sys.path.insert(0, str(HERE.parent))
+
+from skeletons import keep_all  # noqa: E402
+
 OPSET = 18
 
 
@@ -118,30 +114,13 @@ NETWORKS = (
 )
 
 
-def main(names: list[str]) -> None:
-    """Export networks whose names begin so, all where none is given."""
-    path = HERE / "zoo.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
-    for network in NETWORKS:
-        if names and not network.name.startswith(tuple(names)):
-            continue
-        try:
-            model = exported(network)
-        except Exception as error:  # what one network cannot, others may
-            print(f"{network.name}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
-            continue
-        size = strip(model.graph)
-        (HERE / f"{network.name}.onnx.xz").write_bytes(
-            lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME))
-        (given,) = model.graph.input
-        rows[network.name] = {
-            "spec": network.architecture, "source": network.source, "dtype": network.kind, "exporter": network.exporter,
-            "nodes": len(model.graph.node), "bytes": size, "in_mean": False, "sizes": [[network.batch]],
-            "inputs": {given.name: {"dtype": "float16" if network.kind == "fp16" else "float32",
-                                    "shape": ["batch", *network.shape]}}}
-        path.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
-        print(f"{network.name}: {len(model.graph.node)} nodes", flush=True)
-        gc.collect()
+def row(network: Network) -> dict[str, Any]:
+    """What zoo.json says of a network."""
+    return {
+        "spec": network.architecture, "source": network.source, "dtype": network.kind, "exporter": network.exporter,
+        "sizes": [[network.batch]],
+        "inputs": {"images": {"dtype": "float16" if network.kind == "fp16" else "float32",
+                              "shape": ["batch", *network.shape]}}}
 
 
 def exported(network: Network) -> onnx.ModelProto:
@@ -153,7 +132,7 @@ def exported(network: Network) -> onnx.ModelProto:
         path = Path(folder) / "model.onnx"
         if network.exporter == "dynamo":
             torch.onnx.export(module, (images,), path, dynamo=True, external_data=False, opset_version=OPSET,
-                              dynamic_shapes=({0: torch.export.Dim("batch")},))
+                              input_names=["images"], dynamic_shapes=({0: torch.export.Dim("batch")},))
         else:
             torch.onnx.export(module, (images,), path, dynamo=False, opset_version=OPSET, input_names=["images"],
                               dynamic_axes={"images": {0: "batch"}})
@@ -167,36 +146,5 @@ def exported(network: Network) -> onnx.ModelProto:
     return model
 
 
-def strip(graph: onnx.GraphProto) -> int:
-    """Leave a mean and a spread of each weight; gives the bytes that they had."""
-    total = 0
-    for node in graph.node:
-        node.ClearField("metadata_props")
-        node.ClearField("doc_string")
-    for tensor in tensors(graph):
-        total += len(tensor.raw_data)
-        if tensor.data_type not in FLOATS:
-            continue
-        values = numpy_helper.to_array(tensor).astype("float64")
-        if values.size <= KEPT:
-            continue
-        tensor.doc_string = json.dumps({"hydrate": [round(float(values.mean()), 6), round(float(values.std()), 6)]})
-        for field in ("raw_data", "float_data", "int32_data"):
-            tensor.ClearField(field)
-    return total
-
-
-def tensors(graph: onnx.GraphProto) -> Iterator[Any]:
-    """All weights; those that nodes hold become the graph's."""
-    for node in list(graph.node):
-        if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-            tensor = node.attribute[0].t
-            if tensor.data_type in FLOATS and numpy_helper.to_array(tensor).size > KEPT:
-                graph.initializer.add().CopyFrom(tensor)
-                graph.initializer[-1].name = node.output[0]
-                graph.node.remove(node)
-    yield from graph.initializer
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    keep_all(HERE, NETWORKS, sys.argv[1:], exported, row)
