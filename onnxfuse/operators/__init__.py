@@ -12,7 +12,8 @@ microsoft.py      ONNX Runtime's own domain, and the canonical view's
 
 inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses
 contents.py    integer arithmetic on sizes                  fused.py     outputs of fused nodes
-arithmetic.py  floating-point operations                    operands.py  what lowerings ask of their node
+numbers.py     floats that sizes are computed by            operands.py  what lowerings ask of their node
+arithmetic.py  floating-point operations
 """
 
 from onnxfuse.operators import (
