@@ -51,7 +51,7 @@ def keep_all(folder: Path, networks: Iterable[Network], names: Sequence[str],
 
 def _keep(folder: Path, name: str, model: onnx.ModelProto, row: Mapping[str, Any]) -> None:
     """Write a model's skeleton, and its row into the folder's zoo.json."""
-    size = strip(model.graph)
+    size = _strip(model.graph)
     (folder / f"{name}.onnx.xz").write_bytes(
         lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME))
     path = folder / "zoo.json"
@@ -61,7 +61,7 @@ def _keep(folder: Path, name: str, model: onnx.ModelProto, row: Mapping[str, Any
     print(f"{name}: {len(model.graph.node)} nodes", flush=True)
 
 
-def strip(graph: onnx.GraphProto) -> int:
+def _strip(graph: onnx.GraphProto) -> int:
     """Leave a mean and a spread of each weight; gives the bytes that they had."""
     total = 0
     for node in graph.node:

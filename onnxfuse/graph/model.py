@@ -45,6 +45,7 @@ class Value:
         is_constant: whether it is an initialiser or a Constant's output, however large.
         contents: reads a constant that is too large for ``constant``; None elsewhere.
         external: whether it is an initialiser whose contents lie in a file of their own.
+        numbers: contents of a small float tensor that sizes are computed by; None where unknown.
         elements: contents of a small integer tensor as sizes (what a chain of Shape, Gather and Concat computes),
             in row-major order; None where unknown.
         producer: the node that computes it; None for graph inputs and initialisers.

@@ -28,7 +28,7 @@ class Lowerings:
     _nodes: dict[Node, Hashable] = field(default_factory=dict)
     _values: dict[Value, Hashable] = field(default_factory=dict)
     _graphs: dict[Graph, Hashable] = field(default_factory=dict)
-    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _kinds: dict[Hashable, int] = field(default_factory=dict)
 
     def lower(
         self, nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph, first: Sequence[Value] = (),
@@ -49,7 +49,7 @@ class Lowerings:
              numbers: dict[Value, int]) -> Hashable:
         """What a region is, its values by the number that each gets where it is met first."""
         if graph not in self._graphs:
-            self._graphs[graph] = self._numbers.setdefault((graph.opset, graph.assumptions), len(self._numbers))
+            self._graphs[graph] = self._kinds.setdefault((graph.opset, graph.assumptions), len(self._kinds))
         parts: list[Hashable] = [self._graphs[graph]]
 
         def number(value: Value | None, written: bool = False) -> Hashable:

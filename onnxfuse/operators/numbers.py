@@ -7,7 +7,7 @@ computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 EXACT = 2.0**53
 """Integers below this are the same as float64."""
 
-_ALIKE: Mapping[str, Callable[..., Numbers]] = MappingProxyType({
+_ALIKE: Mapping[str, np.ufunc] = MappingProxyType({
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Min": np.minimum, "Max": np.maximum,
     "Ceil": np.ceil, "Floor": np.floor, "Round": np.rint, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt,
 })
@@ -34,23 +34,23 @@ _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def follow(node: Node) -> None:
-    """Note what a node's result is where that follows from numbers that are known: floats as ``numbers``, integers
+    """Note what a node's one result is where that follows from numbers that are known: floats as ``numbers``, integers
     that come of such as ``elements``."""
     result = node.outputs[0] if len(node.outputs) == 1 else None
     if result is None or node.domain or node.broken or result.elements is not None or result.shape is None:
         return
-    shape = [size.value for size in result.shape]
-    if None in shape or prod(size or 0 for size in shape) > MAX_ELEMENTS or result.dtype is None:
+    shape = [size.value for size in result.shape if size.value is not None]
+    count, kind = prod(shape), None if result.dtype is None else numpy_type(result.dtype)
+    if len(shape) < len(result.shape) or count > MAX_ELEMENTS or kind is None:
         return
-    kind = numpy_type(result.dtype)
     if kind.kind not in "fi" or kind == np.float16:  # whose chains the runtime's CPU may compute in float32
         return
     with np.errstate(all="ignore"):
         found = _computed(node, kind)
-    if found is None or found.size != prod(size or 0 for size in shape):
+    if found is None or found.size != count:
         return
     if kind.kind == "f":
-        result.numbers = found.astype(kind).reshape([size or 0 for size in shape])
+        result.numbers = found.astype(kind).reshape(shape)
     elif np.all(np.abs(found.astype(np.float64)) < EXACT):
         result.elements = tuple(dim(int(number)) for number in found.reshape(-1))
 
@@ -65,20 +65,19 @@ def _computed(node: Node, kind: np.dtype[Any]) -> Numbers | None:
         return np.trunc(first) if kind.kind == "i" else first
     if node.op in _VIEWS:
         return first
-    if kind.kind != "f":
-        return None if node.op != "Concat" else _joined(node)
     if node.op == "Concat":
         return _joined(node)
+    if kind.kind != "f":
+        return None
     rest = [_known(value) for value in node.inputs[1:] if value is not None]
     others = [number for number in rest if number is not None]
     if len(others) < len(rest):
         return None
     if node.op == "Clip" and len(node.inputs) > 1:
-        low, high = (_known(value) if value is not None else None for value in (*node.inputs[1:], None)[:2])
+        low, high = (_known(value) for value in (*node.inputs[1:], None)[:2])
         return np.clip(first, low, high) if low is not None or high is not None else first
     function = _ALIKE.get(node.op)
-    fits = function is not None and isinstance(function, np.ufunc) and function.nin == 1 + len(others)
-    return function(first, *others) if function is not None and fits else None
+    return None if function is None or function.nin != 1 + len(others) else function(first, *others)
 
 
 def _joined(node: Node) -> Numbers | None:

@@ -235,9 +235,9 @@ def _moving(node: Node) -> float:
     if shape is None or axes is None or sorted(axes) != list(range(len(shape))):
         return MOVED
     axes = [axis for axis in axes if shape[axis] != 1]
-    kept = [place for place, (axis, last) in enumerate(zip(axes, [-1, *axes], strict=False))
-            if not place or not all(shape[between] == 1 for between in range(last + 1, axis)) or axis < last]
-    groups = [axes[begin:end] for begin, end in pairwise([*kept, len(axes)])]
+    order = [sorted(axes).index(axis) for axis in axes]
+    begins = [place for place, each in enumerate(order) if not place or each != order[place - 1] + 1]
+    groups = [axes[begin:end] for begin, end in pairwise([*begins, len(axes)])]
     if len(groups) > 4:
         return SCATTERED
     if not groups or axes[-1] == max(axes):

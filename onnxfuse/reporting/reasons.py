@@ -41,7 +41,7 @@ class Reasons:
     """The refusals of an optimisation, by original node."""
 
     def __init__(self, optimised: Optimised) -> None:
-        self._optimised = optimised
+        self._optimised, self._lowerings = optimised, Lowerings()
         self._views = list(optimised.canonical.graph.walk())
         self.view = {original: node for view in self._views for node in view.nodes for original in node.originals}
         """The node of the canonical view that stands for an original one."""
@@ -86,7 +86,7 @@ class Reasons:
             return Refusal("unused", "nothing reads what it computes", view.label)
         if view in self._forbidden:
             return self._forbidden[view]
-        facts = node_facts(view, self._home[view], self._placement, Lowerings())
+        facts = node_facts(view, self._home[view], self._placement, self._lowerings)
         if isinstance(facts, Refusal):
             return facts
         decided = self._decided(node, view)
