@@ -45,6 +45,16 @@ def test_with_windows_image_and_result_are_laid_anew() -> None:
     assert seconds("64,64,3,3", options=" <pads = [1,1,1,1]>", images=32) < 50.9e-6
 
 
+def test_of_float32_tiles_take_twice_and_so_do_bytes() -> None:
+    """As TF32, at the rate that the data sheet has beside that of 16 bits."""
+    products = 0.9 * 48 * 2 * 128 * 128 * 576 * 132 / (820e12 * 494 / 989)
+    laying = 2 * (FLOOR + 2 * 4 * 256 * 64 * 56 * 56 / (0.5 * BANDWIDTH))
+    found = seconds("64,64,3,3", options=" <pads = [1,1,1,1]>", kind="float")
+    assert found == pytest.approx(FLOOR + products + laying)
+    volta = H100.model_copy(update={"peaks": H100.peaks.model_copy(update={"tf32_matrix": 0.0})})
+    assert convolution_seconds(*convolution("64,64,3,3", kind="float", profile=volta)) is None
+
+
 def as_it_lies(read: int, written: int) -> float:
     """What a kernel takes of which nothing is known but its bytes, of which the cache has none."""
     return FLOOR + (read + written) / BANDWIDTH
@@ -109,7 +119,8 @@ def test_products_that_are_not_known(left: str, right: str, named: dict[str, obj
 
 
 @pytest.mark.parametrize(("weights", "named", "dense", "laid"), [
-    ("64,64,3,3", {}, True, True), ("64,64,1,1", {}, True, False), ("64,64,3,3", {"kind": "float"}, False, False),
+    ("64,64,3,3", {}, True, True), ("64,64,1,1", {}, True, False), ("64,64,3,3", {"kind": "float"}, True, True),
+    ("64,64,3,3", {"kind": "double"}, False, False),
     ("64,1,3,3", {"options": " <group = 64>"}, False, False)])
 def test_which_these_are(weights: str, named: dict[str, object], dense: bool, laid: bool) -> None:
     node, _ = convolution(weights, **named)  # type: ignore[arg-type]

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from emulator import Emulator, run_plan
+from emulator import Emulator, run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, compile_all, make, random_inputs
 from reference import Array
-from test_schedules_product import CONVOLUTIONS, FORMS, PLAIN, SIZES, told
+from test_schedules_product import APART, CONVOLUTIONS, FORMS, PLAIN, SIZES, specialised, told
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import architectures, default_compiler
+from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.headers import linked, used_in
 from onnxfuse.schedules.source import Source
 
@@ -31,6 +32,12 @@ def tf32(array: Array) -> Array:
     mantissa, exponent = np.frexp(array.astype(np.float64))
     away = np.trunc(np.abs(mantissa) * 2.0**11 + 0.5)
     return np.ldexp(np.copysign(away, mantissa) / 2.0**11, exponent).astype(np.float32)
+
+
+def copied(array: Array) -> Array:
+    """The nearest numbers of eleven digits as copies by tensor maps round to them, of two the even one, in float64."""
+    mantissa, exponent = np.frexp(array.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 2.0**11) / 2.0**11, exponent)
 
 
 def product(text: str, planned: Mapping[str, int] | None = None) -> Made:
@@ -58,7 +65,8 @@ def test_forms(case: str, pieces: int) -> None:
     """Operands are copied as they lie, by vectors of four, wherever neighbours lie side by side."""
     text, sizes = (FORMS | CONVOLUTIONS)[case]
     made = product(text, planned=sizes)
-    assert made.kernel.code.functions[0].body.count("of::copy_async") == pieces
+    general = next(each for each in made.kernel.code.functions if "specialised" not in each.name)
+    assert general.body.count("of::copy_async") == pieces
     check(made, exact_inputs(made, sizes), length=200)
 
 
@@ -119,6 +127,59 @@ def test_no_number_whose_bits_would_be_cut_off_stays_none() -> None:
     assert np.isnan(run(made, inputs)).any(axis=1).nonzero()[0].tolist() == [3]
 
 
+ALONG = "g (T[M,K] a, T[N,K] b) => (T[M,N] y) { y = Gemm<transB = 1>(a, b) }"
+LARGE = {"M": 4096, "K": 4096, "N": 4096}
+
+
+@pytest.mark.parametrize("block", [(128, 128, 2), (128, 256, 1), (256, 128, 1), (128, 64, 1), (192, 192, 1)])
+def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int]) -> None:
+    """Parts of tiles, several of them a block and many stages of each, in any order of the threads; a copy rounds."""
+    monkeypatch.setattr("onnxfuse.schedules.product_blocks.ROUNDED", {block: 1.0})
+    (made,) = specialised(product(ALONG, LARGE), LARGE)
+    for sizes, multiprocessors, order in (
+            ({"M": 1, "K": 4, "N": 4}, 132, "forward"), ({"M": 197, "K": 100, "N": 136}, 1, "backward"),
+            ({"M": 49, "K": 324, "N": 264}, 1, 3)):
+        inputs = random_inputs(made, sizes)
+        assert "one copies" in variants_that_hold(made.kernel.plan, arguments(made, inputs))[0]
+        expected = copied(inputs["a"]) @ copied(inputs["b"]).T
+        np.testing.assert_allclose(run(made, inputs), expected, rtol=0, atol=2e-7 * sizes["K"])
+        check(made, exact_inputs(made, sizes), length=sizes["K"], limit=1, misalign=False, orders=[order],
+              multiprocessors=multiprocessors)
+
+
+@pytest.mark.parametrize(("number", "weight", "expected"), [
+    (np.nan, 1.0, np.nan), (-np.inf, 0.0, np.nan), (LARGEST, 2.0**-40, np.inf),
+    (2.0**128 - 2.0**117 - 2.0**116 + 2.0**104, 2.0**-40, 2.0**88 - 2.0**77),
+    (1 + 2.0**-11, 1.0, 1.0), (-1 - 3 * 2.0**-11, 1.0, -1 - 2.0**-9), (1 + 1.5 * 2.0**-11, 1.0, 1 + 2.0**-10)])
+def test_numbers_at_the_edge_that_a_warp_copies(number: float, weight: float, expected: float) -> None:
+    """As cuBLAS multiplies them (H100): of two the even one, infinity among these; of other rows nothing shows."""
+    made = specialised(product(ALONG, LARGE), LARGE)[0]
+    inputs = {name: np.zeros_like(array) for name, array in random_inputs(made, {"M": 9, "K": 36, "N": 40}).items()}
+    inputs["a"][3, 7], inputs["b"][:, 7] = number, weight
+    got = run(made, inputs)
+    assert np.array_equal(got[3], np.full(40, expected, np.float32), equal_nan=True)
+    assert not np.delete(got, 3, 0).any()
+
+
+@pytest.mark.parametrize("case", ["the right one transposed", "four", "a gate"])
+def test_forms_of_tiles_that_a_warp_copies(case: str) -> None:
+    """With a batch, side by side, and whatever is computed of the sums."""
+    text, sizes = {**FORMS, "four": (APART["four"], {"M": 70, "K": 72, "N": 136})}[case]
+    if case == "a gate":
+        text = text.replace("T[72,N]", "T[N,72]").replace("{ u", (
+            "{ bt = Transpose<perm = [1,0]>(b) ct = Transpose<perm = [1,0]>(c) u")).replace(
+            "(a, b)", "(a, bt)").replace("(a, c)", "(a, ct)")
+    made = specialised(product(text, sizes), sizes)[0]
+    check(made, exact_inputs(made, sizes), length=200, limit=1, misalign=False, multiprocessors=1)
+
+
+@pytest.mark.parametrize("case", ["both transposed", "heads", "results that lie transposed", "a gate"])
+def test_what_no_warp_copies(case: str) -> None:
+    """An operand whose neighbours are not those that are summed over: the instruction takes none."""
+    text, sizes = FORMS[case]
+    assert not specialised(product(text, planned=sizes), sizes)
+
+
 def test_without_tensor_cores() -> None:
     """Operands are multiplied as they are, as GPUs do that have no TF32."""
     for case in ("both transposed", "a gate"):
@@ -131,7 +192,11 @@ def test_without_tensor_cores() -> None:
 @pytest.mark.parametrize("architecture", architectures())
 def test_every_architecture_compiles(architecture: int) -> None:
     """Without a spilled register."""
-    kernel = product(PLAIN).kernel
+    for kernel in (product(PLAIN).kernel, product(ALONG, LARGE).kernel):
+        _compiles(kernel, architecture)
+
+
+def _compiles(kernel: Kernel, architecture: int) -> None:
     assert isinstance(kernel.code, Source)
     code = kernel.code.keeping({kernel.plan.variants[0].launches[0].kernel})
     source = source_of(replace(kernel, code=code).source, kernel.plan)

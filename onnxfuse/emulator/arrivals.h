@@ -36,6 +36,15 @@ inline int64_t bytes_of(const TensorMap& map) {
   return bytes;
 }
 
+// As the GPU rounds float32 to TF32 on the way: to the nearest, of two to the even one, infinity among them (H100).
+inline void round_tf32(char* element) {
+  uint32_t bits;
+  memcpy(&bits, element, sizeof bits);
+  const bool none = (bits & 0x7fffffffu) > 0x7f800000u;
+  bits = none ? 0x7fffffffu : (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
+  memcpy(element, &bits, sizeof bits);
+}
+
 // Zeros where the tile is outside of the tensor.
 inline void bring(const Tile& tile) {
   const TensorMap& map = tile.map;
@@ -56,6 +65,7 @@ inline void bring(const Tile& tile) {
       if (map.swizzled) place ^= (place >> 7 & 7) << 4;
       if (inside && at >= 0 && at < static_cast<int64_t>(map.sizes[0])) {
         memcpy(tile.to + place, from + at * static_cast<int64_t>(element), element);
+        if (map.rounds) round_tf32(tile.to + place);
       } else {
         memset(tile.to + place, 0, element);
       }

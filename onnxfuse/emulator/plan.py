@@ -227,8 +227,8 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
 
     copied = [-(-extent // step) for extent, step in zip(tensor_map.box, tensor_map.element_strides, strict=True)]
     return struct.pack(
-        "<Q5Q5Q5I2B5B", address, *five(sizes), *five([element, *strides]), *five(copied), len(sizes),
-        tensor_map.swizzle == 128, *five(tensor_map.element_strides))
+        "<Q5Q5Q5I3B5B", address, *five(sizes), *five([element, *strides]), *five(copied), len(sizes),
+        tensor_map.swizzle == 128, tensor_map.dtype == "tfloat32", *five(tensor_map.element_strides))
 
 
 def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -103,6 +103,15 @@ def is_measured(dtype: int | None, profile: Profile) -> bool:
     return dtype == TensorProto.FLOAT16 and profile.measured.product_tflops is not None
 
 
+def tile_rate(profile: Profile, *, rounds: bool) -> float | None:
+    """TFLOP/s of products whose tiles a warp copies, of 16-bit floats, or where it ``rounds`` of float32; None where
+    that was not measured on a GPU, or it has no such units."""
+    rate, peaks = profile.measured.tile_tflops, profile.peaks
+    if rate is None or not rounds:
+        return rate
+    return rate * peaks.tf32_matrix / peaks.float16_matrix if peaks.tf32_matrix and peaks.float16_matrix else None
+
+
 def product_peak(dtype: int | None, profile: Profile) -> float:
     """TFLOP/s that a large matrix product of operands of this type reaches; float32 runs as TF32 where there is one."""
     peaks = profile.peaks
@@ -332,7 +341,8 @@ class CostModel:
         return self._paced(region, self.ledger.region(region))
 
     def _paced(self, region: Region, counted: KernelTraffic) -> float | None:
-        pace, rate = None if region.made is None else region.made.pace, self.profile.measured.tile_tflops
+        made = region.made
+        pace, rate = (None, None) if made is None else (made.pace, tile_rate(self.profile, rounds=made.rounds))
         if pace is None or rate is None:
             return None
         stage = max(pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share), STAGE_WAITS)

@@ -19,8 +19,9 @@ from math import prod
 
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.operators.classes import is_convolution, is_narrow, multiplied
-from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, uncached
+from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
 
 LIBRARY = 0.9
@@ -33,8 +34,8 @@ TILE = 128
 LEAST_ROWS = 64
 """Results of a channel under which tiles tell nothing: one pixel of each image, mostly."""
 
-VECTOR = 8
-"""Results side by side that its kernels read at once: of planes that these do not divide there is no product as they
+VECTOR_BYTES = 16
+"""Of results side by side that its kernels read at once: of planes that these do not divide there is no product as they
 lie."""
 
 LAYING = 0.5
@@ -46,8 +47,9 @@ UNALIGNED = 0.6
 
 
 def is_dense(node: Node) -> bool:
-    """Whether a node is a convolution of 16-bit floats whose sums go over all channels."""
-    return is_convolution(node) and is_narrow(node.inputs[0]) and node.attributes.get("group", 1) == 1
+    """Whether a node is a convolution of 16-bit floats or float32 whose sums go over all channels."""
+    image = node.inputs[0] if is_convolution(node) else None
+    return image is not None and node.attributes.get("group", 1) == 1 and (is_narrow(image) or image.dtype == FLOAT)
 
 
 def is_laid_anew(node: Node) -> bool:
@@ -62,7 +64,8 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     nothing was measured of tiles on the GPU."""
     values = [value for value in (*node.inputs[:2], node.outputs[0]) if value is not None]
     shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
-    rate = profile.measured.tile_tflops
+    dtype = None if node.inputs[0] is None else node.inputs[0].dtype
+    rate, element = tile_rate(profile, rounds=dtype == FLOAT), TYPES[dtype or FLOAT].size
     if rate is None or shapes is None or len(shapes) < 3 or not all(map(prod, shapes)):
         return None
     image, weights, result = shapes
@@ -74,14 +77,15 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     rounds = -(-tiles // profile.multiprocessors)
     seconds = LIBRARY * rounds * 2 * TILE**2 * depth * profile.multiprocessors / (1e12 * rate)
     floor = kernel_time(0, 0, 0, profile)
-    moved = [2 * prod(image), 2 * prod(result)]
+    moved = [element * prod(image), element * prod(result)]
     if is_laid_anew(node):
         seconds += floor + sum(kernel_time(size, size, 0, profile, efficiency=LAYING) for size in moved)
     else:
-        read, written = moved[0] + 2 * prod(weights), moved[1]
+        read, written = moved[0] + element * prod(weights), moved[1]
         own = uncached(read + written, profile)
         seconds = max(floor + seconds, kernel_time(read, written, 0, profile, efficiency=own))
-        if prod(result[2:]) % VECTOR or any(stride != 1 for stride in node.attributes.get("strides", ())):
+        apart = any(stride != 1 for stride in node.attributes.get("strides", ()))
+        if apart or prod(result[2:]) * element % VECTOR_BYTES:
             seconds += sum(kernel_time(size, size, 0, profile) for size in moved)
     bias = biased([node])
     return seconds if bias is None else seconds + costs.bias_seconds(bias)
@@ -97,7 +101,7 @@ def batched_seconds(node: Node, costs: CostModel) -> float | None:
     shapes, counted, profile = shapes_of(values, costs.ledger.sizes), costs.ledger.node(node), costs.profile
     if shapes is None or any(len(shape) < 3 for shape in shapes) or shapes[2][-2] < LEAST_ROWS:
         return None
-    aligned = all(shape[-1] % VECTOR == 0 for shape in shapes)
+    aligned = all(2 * shape[-1] % VECTOR_BYTES == 0 for shape in shapes)
     peak = product_peak(operands[0].dtype, profile) if aligned else UNALIGNED * profile.peaks.float32
     reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
     return kernel_time(reads, writes, counted.flops, profile, peak, uncached(reads + writes, profile))

@@ -65,6 +65,8 @@ def _foreseen(
     """Seconds that the runtime is taken to need for one run of a product or a convolution by itself; None where nothing
     tells.  ``made``: the region of it alone; ``own``: the original node."""
     costs = maker.costs
+    if _rounds(own) and maker.keeps_float32() is not None:
+        return None
     if is_dense(own) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
     batched = batched_seconds(own, costs)
@@ -131,12 +133,12 @@ def _is_held(node: Node) -> bool:
 
 
 def _is_foreseen(node: Node, facts: Mapping[Node, Facts]) -> bool:
-    """Whether the time of a product's kernel may follow from that of others: of 16-bit floats, of windows over images
-    that are laid out for it."""
+    """Whether the time of a product's kernel may follow from that of others: of floats, of windows over images that are
+    laid out for it."""
     if is_laid_anew(node):
         source = None if node.inputs[0] is None else node.inputs[0].producer
         return source is not None and source in facts and facts[source].returns
-    return all(map(is_narrow, multiplied(node)))
+    return all(map(is_narrow, multiplied(node))) or _rounds(node)
 
 
 def _rounds(node: Node) -> bool:

@@ -229,7 +229,9 @@ class _AttentionWork:
 
     @cached_property
     def mapped(self) -> tuple[Mapped, Mapped] | None:
-        """Keys and values as tensors in memory."""
+        """Keys and values as tensors in memory; None where they are not, or have no 16 bits."""
+        if self.parts.rounds:
+            return None
         keys, values = (laid(self.parts.puller, scalar, (inner, "@k"))
                         for scalar, inner in ((self.parts.keys, "@d"), (self.parts.values, "@n")))
         return None if keys is None or values is None else (keys, values)

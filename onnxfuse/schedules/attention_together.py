@@ -13,6 +13,9 @@ from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_text import RESCALED, AttentionText, each_row
 from onnxfuse.schedules.text import added, indented, unrolled
 
+INSTRUCTION_BYTES = 32
+"""Of each row that one instruction multiplies."""
+
 _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
@@ -144,21 +147,21 @@ class TogetherText(AttentionText):
 
 
 def instruction(
-    name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str,
-    integers: bool = False,
+    name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str, size: int = 2,
 ) -> list[str]:
     """A function around one instruction with 64 rows and so many columns; ``operands`` and ``more``, the number that
-    says whether the sums are added to, have places for the numbers of what is given; ``kinds``: of both operands."""
+    says whether the sums are added to, have places for the numbers of what is given; ``kinds``: of both operands;
+    ``size``: bytes of their elements, integers where that is one."""
     count = columns // 2
     numbers = [count + place for place in range(5)]
     sums = ", ".join(f"%{place}" for place in range(count))
-    element, depth, sum_kind, register = ("int", 32, "s32", "r") if integers else ("float", 16, "f32", "f")
+    element, sum_kind, register = ("int", "s32", "r") if size == 1 else ("float", "f32", "f")
     registers = ", ".join(f'"+{register}"(sums[{place // 4}][{place % 4}])' for place in range(count))
     return [
         f"static __device__ __forceinline__ void {name}({element} (&sums)[{columns // 8}][4], {parameters}) {{",
         "#ifdef OF_WARPGROUP",
         f'  asm volatile("{{.reg .pred more; setp.ne.b32 more, {more.format(*numbers)}, 0; "',
-        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sum_kind}.{kinds} "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k{INSTRUCTION_BYTES // size}.{sum_kind}.{kinds} "',
         f'    "{{{sums}}}, {operands.format(*numbers)};}}"',
         f"    : {registers}",
         f"    : {given});",

@@ -45,9 +45,10 @@ from onnxfuse.schedules.product_parts import (
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
-from onnxfuse.schedules.product_shape import DEPTH, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.product_tf32 import RoundedBoxText, RoundedSpecialisedText
 from onnxfuse.schedules.product_windows import Windows, has_windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
@@ -55,6 +56,14 @@ from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
+
+TEXTS: Mapping[int, type[SpecialisedText]] = {
+    1: IntegerSpecialisedText, 2: SpecialisedText, 4: RoundedSpecialisedText}
+BOX_TEXTS: Mapping[int, type[BoxText]] = {1: IntegerBoxText, 2: BoxText, 4: RoundedBoxText}
+"""What writes kernels whose warps have roles, by the bytes of an element."""
+
+MULTIPLYING = {1: ("int8", "warpgroup", "int8_together"), 2: ("warpgroup",), 4: ("tf32", "warpgroup", "tf32_together")}
+"""Headers of products, likewise."""
 
 OTHERWISE_ROUNDED = 2.0**-9
 """Share of the largest result that operands cut off after TF32's digits are off by, and not rounded: 2^-11 of each, and
@@ -150,9 +159,9 @@ class _ProductWork:
         """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
         found = [operand for operand in operands if operand is not None]
         alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
-        # Of integers no totals are taken on the way, and nothing is turned.
-        plain = not self.parts.integers or not (self.parts.has_zeros or any(each.across for each in found))
-        return found if alike and plain else []
+        # Of integers no totals are taken on the way, and what has no 16 bits is not turned.
+        turned = self.parts.size != 2 and any(each.across for each in found)
+        return found if alike and not turned and not self.parts.has_zeros else []
 
     def kernel(self) -> Kernel:
         """All of it."""
@@ -174,9 +183,7 @@ class _ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        multiplying = ("int8", "warpgroup", "int8_together") if self.parts.integers else (
-            "tf32" if self.parts.rounds else "warpgroup",)
-        headers = ("onnxfuse", "mma", *multiplying,
+        headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
                    *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
@@ -255,12 +262,10 @@ class _ProductWork:
             assert self.boxed is not None
             operands, tiles = list(self.boxed), self._tiles_of_boxes(self.boxed[0].windows, shape)
             left = self.boxed[0].boxed(shape.box, symbols)
-            boxes = IntegerBoxText if self.parts.integers else BoxText
-            text = boxes(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
+            text = BOX_TEXTS[self.parts.size](self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
         else:
             left = operands[0].map(shape.rows, symbols)
-            kind = IntegerSpecialisedText if self.parts.integers else SpecialisedText
-            text = kind(self.parts, operands, self.lanes, shape, self.signature.sizes, first)
+            text = TEXTS[self.parts.size](self.parts, operands, self.lanes, shape, self.signature.sizes, first)
         self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
         taken = map(map_parameter, range(first, len(self.maps)))
         body = text.text()
@@ -270,7 +275,8 @@ class _ProductWork:
         step = self._step(function, shape, f"{tiles} sms min")
         if shape.split > 1:
             # Every block of a cluster sums something.
-            needed += [f"{shape.split} {expression(self.parts.depth, symbols)} {DEPTH} ceil <="]
+            depth = STAGE_BYTES // self.parts.size
+            needed += [f"{shape.split} {expression(self.parts.depth, symbols)} {depth} ceil <="]
             step = replace(step, grid=(f"{tiles} {shape.split} *", "1", "1"), cluster=(str(shape.split), "1", "1"))
         self.variants.append(Variant(
             Product().words(shape.choice), (step,),

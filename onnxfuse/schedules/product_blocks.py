@@ -17,7 +17,7 @@ from onnxfuse.schedules.product_integers import (
 )
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
-from onnxfuse.schedules.product_shape import DEPTH, STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.schedule import Request
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
@@ -34,8 +34,16 @@ SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128,
                (192, 192, 1): 1.0}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
 
+ROUNDED = {(128, 128, 2): 0.9, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.5, (128, 192, 1): 0.75,
+           (192, 192, 1): 0.8}
+"""The same of float32, whose largest ones reach half the rate of 16-bit floats' (H100, 16 convolutions; the last is
+taken to be between its neighbours)."""
+
 SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
 """The same where three products share the columns."""
+
+ROUNDED_OF_THREE = {(128, 192, 1): 0.75, (64, 192, 2): 0.6, (128, 96, 2): 0.6}
+"""The same of float32 (the latter two by what they have in common with one of 128 x 64)."""
 
 CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
 """How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
@@ -82,8 +90,9 @@ class Blocks:
                  boxed: tuple[Boxed, Mapped] | None) -> None:
         self.parts, self.request, self.vectors, self.mapped, self.boxed = parts, request, vectors, mapped, boxed
         floats, thirds = not parts.integers, len(parts.rights) == 3
-        self._tiles, self._copying = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
-            TILES if floats else INTEGER_TILES, SPECIALISED)
+        self._tiles, self._copying = (
+            (TILES_OF_THREE, ROUNDED_OF_THREE if parts.rounds else SPECIALISED_OF_THREE) if thirds else
+            (TILES if floats else INTEGER_TILES, ROUNDED if parts.rounds else SPECIALISED))
         self._shape = ProductShape if floats else IntegerShape
         self._specialised_shape, self._box_shape = (
             (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
@@ -127,10 +136,11 @@ class Blocks:
         if not self.mapped:
             return []
         beside = len(self.parts.rights)
-        return self._quickest(most, [
+        blocks = [
             (self._specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
             for (rows, columns, turns), rate in self._copying.items()
-            if not (self.mapped[1].across and columns // beside % PANEL)])
+            if not (self.mapped[1].across and columns // beside % PANEL)]
+        return self._quickest(most, blocks, self._steps)
 
     def _boxes(self, most: int) -> list[SpecialisedShape]:
         """The same of a convolution whose windows are copied in boxes."""
@@ -143,7 +153,13 @@ class Blocks:
             taps = windows.x.taps * windows.y.taps
             shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=taps)
             blocks.append((shape, self._boxes_of(shape), rate))
-        return self._quickest(most, blocks)
+        return self._quickest(most, blocks, self._box_steps)
+
+    @property
+    def _box_steps(self) -> int:
+        """Stages that a tile of boxes goes through."""
+        assert self.boxed is not None
+        return self.boxed[0].depth // self._staged_depth
 
     def _boxes_of(self, shape: BoxShape) -> int:
         """How many tiles of boxes of this shape there are."""
@@ -153,11 +169,11 @@ class Blocks:
         return boxes * -(-self.planned(self.parts.columns) // shape.columns)
 
     def _quickest(
-        self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]]
+        self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]], steps: int
     ) -> list[SpecialisedShape]:
-        """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
-        may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
-        steps = self._steps
+        """Of blocks, with how many tiles there are of so many stages and the share of the largest ones' rate that they
+        reach, those that may be quickest; before them those of clusters that share what is summed over, where tiles are
+        few."""
         alone = sorted(((_busiest(tiles, (shape.rows, shape.columns), rate), shape) for shape, tiles, rate in blocks),
                        key=lambda each: each[0])[:most]
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
@@ -180,8 +196,13 @@ class Blocks:
 
     @property
     def _steps(self) -> int:
-        """Stages of 16-bit numbers that a tile goes through."""
-        return -(-self.planned(self.parts.depth) // DEPTH)
+        """Stages that a tile goes through."""
+        return -(-self.planned(self.parts.depth) // self._staged_depth)
+
+    @property
+    def _staged_depth(self) -> int:
+        """Elements of a stage, of what is summed over."""
+        return STAGE_BYTES // self.parts.size
 
     def _count(self, high: int, wide: int) -> int:
         """How many tiles of this size there are."""
@@ -206,8 +227,10 @@ class Blocks:
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
         if not isinstance(shape, SpecialisedShape) or None in sizes or self.planned(self.parts.rows) < LEAST_PACED:
             return None
-        tiles = self._boxes_of(shape) if isinstance(shape, BoxShape) else self._count(shape.rows, shape.columns)
-        return Pace(-(-tiles // HOPPER_HAS), self._steps, 2 * shape.rows * shape.columns * DEPTH)
+        tiles, stages = (self._boxes_of(shape), self._box_steps) if isinstance(shape, BoxShape) else (
+            self._count(shape.rows, shape.columns), self._steps)
+        share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
+        return Pace(-(-tiles // HOPPER_HAS), stages, 2 * shape.rows * shape.columns * self._staged_depth, share)
 
 
 def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:

@@ -2,9 +2,9 @@
 
 A tile's rows are windows that lie in a box: side by side, below one another, and of several images.  What these windows
 see at one of their places lies in a box of the image too, ``stride`` elements apart, which one copy brings, with zeros
-where it is outside.  So a stage is 128 bytes of channels of one place of the windows, and the place moves on when all
-channels were there: the implicit product of Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014),
-with the addresses left to the copies.
+where it is outside.  So a stage is 128 bytes of channels of one place of the windows, or zeros behind the last, and the
+place moves on when all channels were there: the implicit product of Chetlur et al., "cuDNN: Efficient Primitives for
+Deep Learning" (2014), with the addresses left to the copies.
 """
 
 from __future__ import annotations
@@ -53,12 +53,34 @@ class Boxed(Mapped):
 
     windows: Windows
 
+    @property
+    def staged(self) -> int:
+        """Channels of a place as whole stages have them."""
+        wide = STAGE_BYTES // self.size
+        return -(-self.windows.channels // wide) * wide
+
+    @property
+    def depth(self) -> int:
+        """Elements of a window in whole stages."""
+        return self.staged * self.windows.y.taps * self.windows.x.taps
+
     def boxed(self, box: Box, symbols: Mapping[str, str]) -> TensorMap:
         """What copies one place of all windows of a box, a stage's channels of it."""
         x, y = self.windows.x, self.windows.y
         return replace(
             self.map(1, symbols), element_strides=(1, x.stride, y.stride, 1),
             box=(STAGE_BYTES // self.size, (box.wide - 1) * x.stride + 1, (box.high - 1) * y.stride + 1, box.deep))
+
+
+@dataclass(frozen=True)
+class Parted(Mapped):
+    """Weights as a tensor of channels, places of windows, and rows (across: of rows, channels and places), where
+    channels fill no whole stages: each has those of one place alone."""
+
+    def map(self, rows: int, symbols: Mapping[str, str]) -> TensorMap:
+        """See ``Mapped``."""
+        found = super().map(rows, symbols)
+        return found if self.across else replace(found, box=(found.box[0], 1, rows))
 
 
 @dataclass(frozen=True)
@@ -84,10 +106,9 @@ def boxed_of(
 ) -> tuple[Boxed, Mapped] | None:
     """A convolution's image that is read as it lies, channels last, and its weights; None of any other product."""
     windows = None if len(products) != 1 or weights is None else windows_of(products[0], parts)
-    if windows is None or weights is None or not windows.channels or windows.order[-1] != "c" or (
-            windows.channels * parts.size % STAGE_BYTES):
+    if windows is None or weights is None or not windows.channels or windows.order[-1] != "c":
         return None
-    if parts.integers and weights.across:  # the instruction takes those that lie along the sum alone
+    if parts.size != 2 and weights.across:  # the instruction takes those that lie along the sum alone
         return None
     image, axes = windows.image, (windows.y, windows.x)
     if not isinstance(image, Load) or image.conditions or image.dtype not in KINDS or parts.has_zeros:
@@ -104,7 +125,19 @@ def boxed_of(
     known = [stride.value for stride in strides if stride.value is not None]
     if any(stride * parts.size % PIECE_BYTES or stride <= 0 for stride in known):
         return None
-    return Boxed(image.input, image.dtype, names, strides, sizes, False, windows), weights
+    boxed = Boxed(image.input, image.dtype, names, strides, sizes, False, windows)
+    return boxed, weights if boxed.staged == windows.channels else _parted(weights, windows)
+
+
+def _parted(weights: Mapped, windows: Windows) -> Parted:
+    """A convolution's weights, whose places lie one behind the other, apart by these."""
+    channels, taps = dim(windows.channels), dim(windows.x.taps * windows.y.taps)
+    (step,), (first, second) = weights.strides, weights.sizes
+    if weights.across:
+        axes, sizes, strides = ("@n", "@c", "@tap"), (first, channels, taps), (step, step * channels)
+    else:
+        axes, sizes, strides = ("@c", "@tap", "@n"), (channels, taps, second), (channels, step)
+    return Parted(weights.input, weights.dtype, axes, strides, sizes, weights.across)
 
 
 def box_of(windows: Windows, rows: int, sizes: tuple[int, int, int]) -> Box:
@@ -132,7 +165,10 @@ class BoxText(SpecialisedText):
         sizes: Mapping[str, str], first: int
     ) -> None:
         super().__init__(parts, operands, results, shape, sizes, first)
-        self.windows, self.box = operands[0].windows, shape.box
+        self.windows, self.box, self.staged = operands[0].windows, shape.box, operands[0].staged
+        if self.staged != self.windows.channels:
+            self.extents["k"] = str(operands[0].depth)
+            self.end = self.end if self.split > 1 else self.extents["k"]
         size = self._writer(results).size
         self.counts = {"images": size(self.windows.images), "lines": size(self.windows.y.count),
                        "places": size(self.windows.x.count)}
@@ -158,14 +194,20 @@ class BoxText(SpecialisedText):
             "const idx first_image = box / (across * down) * box_deep;",
         ]
 
+    def _at(self, loop: str, operand: Mapped, writer: Writer) -> list[str]:
+        if not isinstance(operand, Parted):
+            return super()._at(loop, operand, writer)
+        channel, tap = f"start % {self.staged}", f"start / {self.staged}"
+        return [f"first_{loop} + panel", channel, tap] if operand.across else [channel, tap, f"first_{loop}"]
+
     def _copied(self, place: int, operand: Mapped, writer: Writer) -> list[str]:
         if place:
             return super()._copied(place, operand, writer)
-        x, y, channels = self.windows.x, self.windows.y, self.windows.channels
+        x, y, staged = self.windows.x, self.windows.y, self.staged
         return [
             "{",
-            f"  const int tap = (int)(start / {channels}), tap_x = tap % {x.taps}, tap_y = tap / {x.taps};",
-            f"  const int at[] = {{(int)(start % {channels}), {self._along('x', x)}, {self._along('y', y)}, "
+            f"  const int tap = (int)(start / {staged}), tap_x = tap % {x.taps}, tap_y = tap / {x.taps};",
+            f"  const int at[] = {{(int)(start % {staged}), {self._along('x', x)}, {self._along('y', y)}, "
             "(int)first_image};",
             f"  of::copy_tile(left_tiles + turn * rows * depth, m{self.first}, here + turn, at);",
             "}",

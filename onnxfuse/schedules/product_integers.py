@@ -213,8 +213,7 @@ def _instruction(parts: ProductParts, columns: int) -> list[str]:
                      for scalar in (parts.left, parts.rights[0]))
     word = "unsigned long long"
     lines = instruction("by_tile", columns, kinds, parameters=f"{word} left, {word} right, int more",
-                        given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}",
-                        integers=True)
+                        given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}", size=1)
     return ["struct Tensor {", *indented(lines), "};"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, INT8, TYPES, UINT8
+from onnxfuse.ir.scalars import BFLOAT16, FLOAT, FLOAT16, INT8, TYPES, UINT8
 from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
@@ -17,8 +17,8 @@ from onnxfuse.schedules.source import Parameter
 PIECE_BYTES = 16
 """What neighbours along all axes but the first lie at multiples of."""
 
-KINDS: dict[int, str] = {FLOAT16: "float16", BFLOAT16: "bfloat16", INT8: "uint8", UINT8: "uint8"}
-"""What maps call the types of elements that are copied: of integers bits alone matter."""
+KINDS: dict[int, str] = {FLOAT16: "float16", BFLOAT16: "bfloat16", INT8: "uint8", UINT8: "uint8", FLOAT: "tfloat32"}
+"""What maps call the types of elements that are copied: of integers bits alone matter, float32 is rounded."""
 
 PROMOTION = 256
 """Bytes that the second-level cache fetches together: what two stages copy of a row."""
@@ -76,8 +76,8 @@ class Mapped:
 
 
 def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
-    """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, of
-    float32, or lies otherwise."""
+    """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, or
+    lies otherwise."""
     steps = steps_of(parts.puller, scalar.offset) if isinstance(scalar, Load) else None
     if steps is None or not {loop, "@k"} <= steps.keys() or FIRST in steps:
         return None
@@ -87,7 +87,7 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
 
 def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False) -> Mapped | None:
     """What is read as it lies, as a tensor in memory: along the first of two loops side by side, by rows along the
-    second, and by the batch ``@b``; None where it lies otherwise, or is computed, or of float32."""
+    second, and by the batch ``@b``; None where it lies otherwise, or is computed."""
     if not isinstance(scalar, Load) or scalar.conditions or scalar.dtype not in KINDS:
         return None
     steps = steps_of(puller, scalar.offset)

@@ -17,9 +17,6 @@ from onnxfuse.schedules.choice import Choice
 STAGE_BYTES = 128
 """Of what is summed over, bytes of one stage: a panel."""
 
-DEPTH = STAGE_BYTES // 2
-"""Elements of 16 bits in them."""
-
 WARP_ROWS, WARP_COLUMNS = 64, 32
 """Of the tile of one that multiplies by itself."""
 

@@ -155,12 +155,9 @@ class SpecialisedText(ProductText):
 
     def _copied(self, place: int, operand: Mapped, writer: Writer) -> list[str]:
         """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
-        batch = [writer.index(symbol(name)) for name in operand.axes[2:]]
-        loop = "n" if place else "m"
         behind = f" + {place - 1} * own_columns * depth" if place > 1 else ""
         tile = f"right_tiles + turn * columns * depth{behind}" if place else "left_tiles + turn * rows * depth"
-        at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
-        coordinates = ", ".join(f"(int)({one})" for one in (*at, *batch))
+        coordinates = ", ".join(f"(int)({one})" for one in self._at("n" if place else "m", operand, writer))
         asked = (f"const int at[] = {{{coordinates}}};", "of::copy_tile({}, "
                  f"m{self.first + place}, here + turn, at);")
         if not operand.across:
@@ -168,6 +165,11 @@ class SpecialisedText(ProductText):
         wide = "own_columns" if place else "rows"
         return unrolled(f"int panel = 0; panel < {wide}; panel += {PANEL}", [
             asked[0], asked[1].format(f"{tile} + panel * depth")])
+
+    def _at(self, loop: str, operand: Mapped, writer: Writer) -> list[str]:
+        """Where a panel begins along each axis of an operand with rows of this loop."""
+        at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
+        return [*at, *(writer.index(symbol(name)) for name in operand.axes[2:])]
 
     # ---- The groups that multiply. ----
 

@@ -51,6 +51,14 @@ CASES = {
         { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
     "a product of float32": """g (float[65,72] a, float[72,136] b, float[136] c) => (float[65,136] y)
         { p = MatMul(a, b) s = Add(p, c) y = Tanh(s) }""",
+    "a product of float32, copied by a warp": """g (float[197,132] a, float[264,132] b, float[264] c)
+        => (float[197,264] y) { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
+    "a convolution of float32, windows in boxes": """g (float[2,15,13,48] x, float[40,3,3,48] w, float[40] b)
+        => (float[2,8,7,40] y) { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = Conv<pads = [1,1,1,1], strides = [2,2]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a convolution, parts of stages in boxes": """g (T[2,15,13,40] x, T[3,3,40,64] w) => (T[2,15,13,64] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [3,2,0,1]>(w)
+          c = Conv<pads = [1,1,1,1]>(i, v) y = Transpose<perm = [0,2,3,1]>(c) }""",
     "a quantised layer": """g (int8[130,272] a, int8[200,272] b, float s, float[200] t, float[200] c, float o)
         => (int8[130,200] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t)
           p = Gemm<transB = 1>(x, w, c) r = Relu(p) z = Constant<value = int8 {3}>() y = QuantizeLinear(r, o, z) }""",
