@@ -62,8 +62,9 @@ from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 MOST_PLANS = 3
 """Plans with biases apart after which all stay where they were: in each of them one more found no place."""
 
-MOST_FORESEEN = 600
-"""Nodes of a graph that is planned in another layout too where nothing was measured: of more that takes seconds."""
+MOST_FORESEEN = 820
+"""Nodes of a graph that is planned in another layout too where nothing was measured: of more that takes five seconds
+and more."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Forming:
         others do not."""
         if BIASES in self.rules.disabled:
             return {}, ()
-        biases, told = separable(form.graph, form.costs.groups, self.convolutions)
+        biases, told = separable(form.graph, self.convolutions)
         biases, idle = _wanted(form, biases, least_gain)
         return biases, (*told, *idle)
 

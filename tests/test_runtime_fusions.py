@@ -23,7 +23,7 @@ from onnxfuse.resources import rules_folder
 from onnxfuse.rules import Example, example_model, load_rules, runtime_groups
 
 WEIGHTS = "float[4,4] w = {" + ", ".join(["0.25"] * 16) + "}, float[4] b = {0.5, 0.5, 0.5, 0.5}"
-ON_CUDA_ALONE = {"ort-bias-softmax", "ort-conv-add-relu"}
+ON_CUDA_ALONE = {"ort-bias-softmax"}
 """Rules of what no session on the CPU shows."""
 
 RULES = {rule.id: rule for rule in load_rules([rules_folder()]).runtime}

@@ -141,10 +141,12 @@ def test_a_call_shares_no_launch() -> None:
     assert sharing(made.kernel) and not sharing(called)
 
 
-@pytest.mark.parametrize(("kind", "rank", "exact"), [("float", 0, False), ("float16", 0, True), ("float", None, True)])
-def test_a_library_may_round_operands_otherwise(kind: str, rank: int | None, exact: bool) -> None:
-    """Of float32 to TF32, and nothing else."""
-    made = make(REGIONS["plain"][0].replace("T[", f"{kind}["), planned=PLANNED)
+@pytest.mark.parametrize(("name", "kind", "rank", "exact"), [
+    ("plain", "float", 0, False), ("plain", "float16", 0, True), ("plain", "float", None, True),
+    ("right transposed", "float", None, False), ("right transposed", "float16", None, True)])
+def test_a_library_may_round_operands_otherwise(name: str, kind: str, rank: int | None, exact: bool) -> None:
+    """Of float32 to TF32, and nothing else; so may blocks whose tiles a warp copies."""
+    made = make(REGIONS[name][0].replace("T[", f"{kind}["), planned=PLANNED)
     choice = None if rank is None else Choice.of("product", library=rank)
     leeway = SCHEDULES["product"].leeway(kernel_harness.told(made, choice, PLANNED).kernel)
     assert leeway == 0.0 if exact else 2.0**-11 < leeway < 2.0**-8

@@ -8,12 +8,9 @@ into it again, and a sum of two behind a Gemm, so that these alone are taken apa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import biased
 from onnxfuse.provider.removed import source
 from onnxfuse.refusal import Refusal
 
@@ -35,16 +32,13 @@ class Bias(NamedTuple):
     rank: int
 
 
-def separable(
-    graph: Graph, groups: Sequence[RuntimeFusion], convolutions: bool = True
-) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
+def separable(graph: Graph, convolutions: bool = True) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
     """Biases that may stand behind their convolutions and products in the main graph, by what these compute; why others
     do not.
 
     Args:
-        groups: what the runtime fuses itself; convolutions: whether theirs are looked at.
+        convolutions: whether theirs are looked at.
     """
-    group = {node: each.nodes for each in groups for node in each.nodes}
     found: dict[str, Bias] = {}
     refusals: list[Refusal] = []
     looked_at = _WHY_NOT.keys() if convolutions else {"Gemm"}
@@ -56,8 +50,7 @@ def separable(
             if len(node.inputs) < 3 or node.inputs[1] is None or node.inputs[2] is None:
                 continue
             weights, bias = source(node.inputs[1]), node.inputs[2]
-            why = "it is in a body" if node.body is not None else (
-                _WHY_NOT[node.op](node, weights, bias) or _in_one_call(node, group.get(node, frozenset([node]))))
+            why = "it is in a body" if node.body is not None else _WHY_NOT[node.op](node, weights, bias)
             if why:
                 refusals.append(Refusal(CODE, f"{node.op} {KEPT}: {why}", node.label))
             else:
@@ -87,10 +80,3 @@ def _of_product(node: Node, weights: Value, bias: Value) -> str:
 
 _WHY_NOT = {"Conv": _of_convolution, "Gemm": _of_product}
 
-
-def _in_one_call(node: Node, beside: Collection[Node]) -> str:
-    """What the runtime runs with a node so that the bias costs nothing; "" where it costs a kernel."""
-    if biased(beside) is not None:
-        return ""
-    others = ", ".join(sorted({other.op for other in beside if other is not node}))
-    return f"ONNX Runtime makes one call of {node.op} and {others}, which adds it for nothing"

@@ -96,7 +96,7 @@ _BEHIND = frozenset({RuntimeKernel.ADDITION, RuntimeKernel.AFFINE})
 """What becomes a bias of the convolution or product that the runtime folds it into."""
 
 _FOLDED = frozenset({RuntimeKernel.BORDER, RuntimeKernel.FACTOR, RuntimeKernel.TRANSPOSE}) | _BEHIND
-"""What it folds into one.  Beside others it makes one call of a convolution and an activation."""
+"""What it folds into one."""
 
 _BIASED = frozenset({RuntimeKernel.CONVOLUTION, RuntimeKernel.GEMM, RuntimeKernel.PRODUCT})
 
@@ -139,8 +139,8 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
 
 def biased(nodes: Collection[Node]) -> Biased | None:
     """The bias that takes a kernel of its own, of a convolution or a product that ONNX Runtime runs with other nodes as
-    one: its own, or what comes of what is folded into it.  None where there is none, or where one call does it all
-    (FusedConv)."""
+    one: its own, or what comes of what is folded into it.  None where there is none, or where more than that is run
+    with it, in one call."""
     kernels = {node: _kernel(node) for node in nodes}
     heavy = [node for node, kernel in kernels.items() if kernel in _BIASED]
     if len(heavy) != 1 or heavy[0].outputs[0] is None or any(

@@ -88,8 +88,11 @@ class Product(Schedule):
         return WORDS if "library" in dict(choice.settings) else super().template(choice)
 
     def leeway(self, kernel: Kernel) -> float:
-        """See ``Schedule``; a library rounds operands to TF32 in its own way, up or down."""
-        return OTHERWISE_ROUNDED if kernel.rounds and kernel.plan.variants[0].calls else super().leeway(kernel)
+        """See ``Schedule``; a library rounds operands to TF32 in its own way, and so do copies by tensor maps, which go
+        to the even one of two numbers that are as near."""
+        others = any("turns" in dict(choice.settings) for choice in kernel.choices)
+        rounded = kernel.rounds and (others or bool(kernel.plan.variants[0].calls))
+        return OTHERWISE_ROUNDED if rounded else super().leeway(kernel)
 
     def sharing(self, kernel: Kernel) -> tuple[int, ...]:
         """See ``Schedule``; a library's launches are its own."""

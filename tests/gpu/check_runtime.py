@@ -281,6 +281,25 @@ def host_only_node() -> str:
     return "; ".join(outcomes)
 
 
+def activations_apart() -> str:
+    """A Relu behind a float32 convolution is a kernel of its own, as plans take it: one call of both is for other
+    providers (FusedConv)."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[1,4,9,9] x, float[1,4,9,9] z) '
+        "=> (float[1,4,9,9] y, float[1,4,9,9] u) <float[4,4,1,1] w = {" + ", ".join(["0.5"] * 16) + "}, "
+        "float[4] b = {0.5, 0.5, 0.5, 0.5}> "
+        "{ c = Conv(x, w, b) y = Relu(c) d = Conv(x, w, b) s = Add(d, z) u = Relu(s) }")
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = f"{folder}/optimised.onnx"
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+        operators = sorted(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+    expect(operators.count("Relu") == 2 and operators.count("Conv") == 2, operators)
+    return ", ".join(operators)
+
+
 def quantized() -> str:
     """Quantised models load with the runtime's passes, which give outputs of fused nodes new names, and are right.
 
@@ -399,8 +418,8 @@ def recorded_graph() -> str:
 
 CHECKS: list[Callable[[], str]] = [
     figures, sizes, host_inputs, scratch, large_shared_memory, dispatch, recorded_runs, recorded_graph,
-    watched_dispatch, cuda_graph, cuda_graph_scratch, callback, broken_kernel, host_only_node, quantized, embedded,
-    embedded_ptx, creation, cold_start, threads,
+    watched_dispatch, cuda_graph, cuda_graph_scratch, callback, broken_kernel, host_only_node, activations_apart,
+    quantized, embedded, embedded_ptx, creation, cold_start, threads,
 ]
 
 
