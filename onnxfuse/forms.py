@@ -22,6 +22,7 @@ from onnxfuse.folding import (
     Bias,
     Paired,
     Shared,
+    is_turnable,
     paired,
     separable,
     shared,
@@ -334,7 +335,7 @@ class Drafting:
         # With the objective's channels last, ONNX Runtime lays images out itself.
         allowed = LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
         looks = allowed and _may_lie_otherwise(own)
-        pairs = paired(own.form.graph, own.form.canonical.graph) if looks else ()
+        pairs = paired(own.form.graph, own.form.canonical.graph, _turns(own)) if looks else ()
         return [own, self.draft(self.forming.laid_out(own.form, pairs), own.told)] if pairs else [own]
 
 
@@ -343,7 +344,7 @@ def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
     convolutions are fused, without which it comes to nothing."""
     if len(drafts) < 2 or eager:
         return len(drafts) - 1
-    fused = any(is_convolution(node) for region in plans[1].fusions for node in region.view)
+    fused = any(is_contraction(node) for region in plans[1].fusions for node in region.view)
     return int(fused and drafts[1].seconds(plans[1]) < drafts[0].seconds(plans[0]))
 
 
@@ -383,10 +384,19 @@ def _may_lie_otherwise(draft: Draft) -> bool:
     """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
     are looked at only where something was measured; where it is known how fast their kernels are, those that the
     runtime lays out itself, unless there is much to plan."""
-    if draft.context.measures:
-        return any(is_convolution(node) for region in draft.plan.with_products for node in region.view)
     nodes = draft.context.view.nodes
-    return draft.form.costs.knows_tiles and len(nodes) <= MOST_FORESEEN and any(map(is_laid_anew, nodes))
+    if draft.context.measures:
+        convolutions = any(is_convolution(node) for region in draft.plan.with_products for node in region.view)
+    else:
+        if not draft.form.costs.knows_tiles or len(nodes) > MOST_FORESEEN:
+            return False
+        convolutions = any(map(is_laid_anew, nodes))
+    return convolutions or (_turns(draft) and any(map(is_turnable, nodes)))
+
+
+def _turns(draft: Draft) -> bool:
+    """Whether weights of products of float32 may lie transposed for kernels that the GPU to plan for is known for."""
+    return draft.context.objective.tf32 and draft.form.costs.knows_tiles
 
 
 def _results(plan: Plan) -> set[str]:

@@ -111,9 +111,17 @@ def test_products_of_heads_pass_the_caches_by(left: str, right: str, measured: f
     assert found is not None and 0.85 * measured < 1e6 * found < 1.1 * measured
 
 
+@pytest.mark.parametrize(("left", "right", "measured"), [
+    ("8,12,128,64", "8,12,64,128", 5.4), ("N,12,197,64", "N,12,64,197", 59.0), ("N,12,197,197", "N,12,197,64", 48.7),
+    ("4,12,1500,64", "4,12,64,1500", 188.0), ("4,12,1500,1500", "4,12,1500,64", 235.0)])
+def test_of_float32_by_their_bytes_and_vectors_of_four(left: str, right: str, measured: float) -> None:
+    found = batched(left, right, kind="float")
+    assert found is not None and 0.6 * measured < 1e6 * found < 1.15 * measured
+
+
 @pytest.mark.parametrize(("left", "right", "named"), [
     ("N,12,63,64", "N,12,64,64", {}), ("N,12,H,64", "N,12,64,64", {}), ("64,64", "64,64", {}),
-    ("N,12,64,64", "N,12,64,64", {"kind": "float"})], ids=["few rows", "open sizes", "one product", "single floats"])
+    ("N,12,64,64", "N,12,64,64", {"kind": "double"})], ids=["few rows", "open sizes", "one product", "float64"])
 def test_products_that_are_not_known(left: str, right: str, named: dict[str, object]) -> None:
     assert batched(left, right, **named) is None  # type: ignore[arg-type]
 

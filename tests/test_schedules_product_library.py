@@ -21,6 +21,7 @@ from onnxfuse.schedules.source import Source
 REGIONS = {
     "plain": ("g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }", ("gemm",)),
     "both transposed": ("g (T[K,M] a, T[N,K] b) => (T[M,N] y) { y = Gemm<transA = 1, transB = 1>(a, b) }", ("gemm",)),
+    "right transposed": ("g (T[M,K] a, T[N,K] b) => (T[M,N] y) { y = Gemm<transB = 1>(a, b) }", ("gemm",)),
     "a bias": ("g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { y = Gemm(a, b, c) }", ("gemm_bias",)),
     "rows of a batch": ("g (T[3,M,K] a, T[K,N] b, T[N] c) => (T[3,M,N] y) { p = MatMul(a, b) y = Add(c, p) }", ("gemm_bias",)),
     "a batch": ("g (T[3,M,K] a, T[3,N,K] b) => (T[3,M,N] y) { t = Transpose<perm = [0,2,1]>(b) y = MatMul(a, t) }", ("gemm",)),

@@ -16,10 +16,10 @@ from onnxfuse.folding.decide import STAGE, Folding, decide
 from onnxfuse.folding.dequantised import STAGE as DEQUANTISED
 from onnxfuse.folding.dequantised import Shared, shared
 from onnxfuse.folding.layouts import STAGE as LAYOUTS
-from onnxfuse.folding.layouts import Paired, paired
+from onnxfuse.folding.layouts import Paired, is_turnable, paired
 from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
     "BIASES", "BIAS_CODE", "BIAS_KEPT", "DEQUANTISED", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired",
-    "Shared", "Taken", "constant_operand", "decide", "decided", "paired", "separable", "shared",
+    "Shared", "Taken", "constant_operand", "decide", "decided", "is_turnable", "paired", "separable", "shared",
 ]

@@ -6,12 +6,13 @@ A pair of transposes changes nothing.  Where a region takes in the first of them
 the second with what reads it, the value lies channels-last between them, as kernels of convolutions read it best; where
 none does, ONNX Runtime takes both out.  Pairs stand at values where one region may end and another begin: before
 convolutions and whatever else is more than arithmetic on one such value, and before several readers.  Weights have one
-too; the first half of it is computed once, when a session is created.
+too; the first half of it is computed once, when a session is created.  So have weights of float32 products, which
+kernels of four warps together read where neighbours are those that are summed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
@@ -54,12 +55,44 @@ class Paired:
     readers: tuple[tuple[str, ...], ...]
 
 
-def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
-    """The values of the main graph that may lie channels-last, in graph order; ``view`` is its canonical view."""
+def paired(graph: Graph, view: Graph, turns: bool = False) -> tuple[Paired, ...]:
+    """The values of the main graph that may lie channels-last, and where it ``turns`` them weights of products of
+    float32 that may lie transposed, in graph order; ``view`` is its canonical view."""
+    found = [*_channels_last(graph, view), *(_turned(graph, view) if turns else ())]
+    order = {name: place for place, name in enumerate(graph.values)}
+    return tuple(sorted(found, key=lambda each: order[each.value]))
+
+
+def is_turnable(node: Node) -> bool:
+    """Whether a node is a product of float32 by constant weights whose neighbours are not those that it sums over."""
+    if node.domain or node.op not in ("MatMul", "Gemm") or node.broken or node.attributes.get("transB", 0):
+        return False
+    weights = node.inputs[1]
+    if weights is None or not weights.is_constant or weights.dtype != FLOAT or weights.rank != 2:
+        return False
+    return weights.shape is not None and weights.shape[0].multiple_of() * TYPES[FLOAT].size % VECTOR == 0
+
+
+def _turned(graph: Graph, view: Graph) -> Iterator[Paired]:
+    """Weights of such products, each of which reads them behind a transpose of its own."""
+    readers: dict[str, list[tuple[str, ...]]] = {}
+    for node in filter(is_turnable, view.nodes):
+        weights = node.inputs[1]
+        assert weights is not None
+        for original in node.originals:
+            if any(value is not None and value.name == weights.name for value in original.inputs):
+                first = next((each.name for each in original.outputs if each is not None), "")
+                readers.setdefault(weights.name, []).append((first,))
+    for name, each in readers.items():
+        if name in graph.values and graph.values[name].is_local:
+            yield Paired(name, 2, tuple(each))
+
+
+def _channels_last(graph: Graph, view: Graph) -> Iterator[Paired]:
+    """The values around convolutions."""
     convolutions = [node for node in view.nodes if _is_read_so(node)]
     around = _around(convolutions)
     holder = {original: node for node in view.nodes for original in (*node.originals, *node.passed)}
-    found = []
     for name in {**around, **_weights(convolutions)}:
         value = graph.values.get(name)
         if value is None or value.rank is None or not value.is_local or _lies_as_numbers(value, around):
@@ -72,9 +105,7 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
             continue
         # What no fused node may hold the runtime alone reads.
         if any(lowering_of(node) is not None for node in groups):
-            found.append(Paired(name, value.rank, tuple(map(tuple, groups.values()))))
-    order = {name: place for place, name in enumerate(graph.values)}
-    return tuple(sorted(found, key=lambda each: order[each.value]))
+            yield Paired(name, value.rank, tuple(map(tuple, groups.values())))
 
 
 def _lies_as_numbers(value: Value, around: Mapping[str, Value]) -> bool:

@@ -1,5 +1,5 @@
-"""What ONNX Runtime's libraries take for dense convolutions, and for products of computed operands, of 16-bit floats,
-where nothing was measured of them.
+"""What ONNX Runtime's libraries take for dense convolutions, and for products of computed operands, of 16-bit floats
+and of float32, where nothing was measured of them.
 
 Its kernels for tensor cores multiply tiles of images with channels last.  Around those with windows it lays out image
 and result anew, a kernel each.  Those without are products as they lie, unless they leave out pixels, or no vector
@@ -92,16 +92,19 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
 
 
 def batched_seconds(node: Node, costs: CostModel) -> float | None:
-    """Seconds of one run of matrix products of 16-bit floats that are computed, each of two matrices of its own; None
-    of others, of few rows, and where sizes are not known."""
+    """Seconds of one run of matrix products of floats that are computed, each of two matrices of its own; None of
+    others, of few rows, and where sizes are not known."""
     operands = [value for value in multiplied(node) if value is not None and not value.is_constant]
-    if node.op not in ("MatMul", "FusedMatMul") or len(operands) < 2 or not all(map(is_narrow, operands)):
+    if node.op not in ("MatMul", "FusedMatMul") or len(operands) < 2:
+        return None
+    if not (all(map(is_narrow, operands)) or all(value.dtype == FLOAT for value in operands)):
         return None
     values = [*operands, *(value for value in node.outputs if value is not None)]
     shapes, counted, profile = shapes_of(values, costs.ledger.sizes), costs.ledger.node(node), costs.profile
     if shapes is None or any(len(shape) < 3 for shape in shapes) or shapes[2][-2] < LEAST_ROWS:
         return None
-    aligned = all(2 * shape[-1] % VECTOR_BYTES == 0 for shape in shapes)
+    element = TYPES[operands[0].dtype or FLOAT].size
+    aligned = all(element * shape[-1] % VECTOR_BYTES == 0 for shape in shapes)
     peak = product_peak(operands[0].dtype, profile) if aligned else UNALIGNED * profile.peaks.float32
     reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
     return kernel_time(reads, writes, counted.flops, profile, peak, uncached(reads + writes, profile))

@@ -2,7 +2,8 @@
 
 A value that registers do not hold is written and read again; a kernel that streams reads its inputs again in every
 later phase instead.  Both go through the caches, so that their bytes compare: of the ways that a schedule offers, the
-one that moves the fewest bytes runs (benchmarks/results, spills).
+one that moves the fewest bytes runs (benchmarks/results, spills).  Of kernels whose tiles a warp copies that one runs
+which is predicted to take least with what it spills.
 """
 
 from __future__ import annotations
@@ -157,9 +158,16 @@ class Spills:
     def _best(self, fusion: Region, own: _Way) -> _Way:
         """The way to run a fusion that moves the fewest bytes; its own where others save next to nothing."""
         ways = self._ways(fusion, self._others(fusion))
+        if own.kernel.pace is not None:
+            paced = [own, *(way for way in ways if isinstance(way, _Way))]
+            return min(paced, key=lambda way: self._paced(fusion, way))
         wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
+
+    def _paced(self, fusion: Region, way: _Way) -> float:
+        """Seconds that a way is predicted to take, with what it spills."""
+        return self.costs.kernel_seconds(replace(fusion, made=way.kernel)) + self._seconds(way.spilled)
 
     def _spills(self, fusion: Region, own: _Way) -> bool:
         """Whether a fusion's own way spills more than next to nothing."""
@@ -172,9 +180,11 @@ class Spills:
             return []
         asked = (self.kernels.ask(fusion.request(self.costs.ledger.sizes, choice)).kernel(fusion.kernel.schedule)
                  for choice in fusion.kernel.choices)
-        # How fast copies by tensor maps are, or a library, bytes do not tell: such a kernel runs where it was measured.
-        return [each for each in asked if isinstance(each, Kernel) and not (
-            each.plan.maps or any(variant.calls for variant in each.plan.variants))]
+        made = [each for each in asked if isinstance(each, Kernel)]
+        # How fast copies by tensor maps are, or a library, bytes do not tell.
+        if fusion.kernel.pace is not None:
+            return [each for each in made if each.pace is not None]
+        return [each for each in made if not (each.plan.maps or any(variant.calls for variant in each.plan.variants))]
 
     def _ways(self, fusion: Region, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
         """Kernels of a fusion as compiled; None where the compiler did not say what it made."""

@@ -46,13 +46,13 @@ class Laid:
 
     @property
     def to_last(self) -> list[int]:
-        """Order of axes of the first transpose."""
-        return [0, *range(2, self.rank), 1]
+        """Order of axes of the first transpose; matrices are transposed."""
+        return [1, 0] if self.rank == 2 else [0, *range(2, self.rank), 1]
 
     @property
     def to_first(self) -> list[int]:
         """Order of axes of the second one."""
-        return [0, self.rank - 1, *range(1, self.rank - 1)]
+        return [1, 0] if self.rank == 2 else [0, self.rank - 1, *range(1, self.rank - 1)]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,9 @@ from onnxfuse.schedules.streaming import BLOCK_SHARED
 TOGETHER_SHARE = 0.25
 """Of the rate of large tiles of products that blocks reach whose warps multiply together (H100)."""
 
+ROUNDED_SHARE, ROUNDED_ALONE = 0.14, 0.09
+"""The same of float32, whose warps multiply by themselves, and where a multiprocessor has one block alone."""
+
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
 
@@ -161,7 +164,8 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
     vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
     divided = parts.vectors and _is_split(request, parts, own)
-    pace = None if choice else _split_pace(request, work, own) if divided else _pace(request, work, together)
+    whole = own if parts.rounds and parts.vectors else together
+    pace = None if choice else _split_pace(request, work, own) if divided else _pace(request, work, whole)
     for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
         if divided and shape != first:
             work.split(own, needed)
@@ -350,9 +354,9 @@ def _together(request: Request, parts: AttentionParts, work: _AttentionWork) -> 
 
 
 def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) -> Pace | None:
-    """Of blocks whose warps multiply together, where no size is left open."""
+    """Of blocks whose warps multiply together, or of float32, where no size is left open."""
     rows, batch, keys = _planned(work.parts, request.sizes)
-    if shape is None or rows is None or batch is None or keys is None:
+    if shape is None or rows is None or batch is None or keys is None or rows < LEAST_ROWS:
         return None
     return _paced(work, shape, -(-rows // shape.rows) * batch, -(-keys // shape.keys))
 
@@ -376,8 +380,9 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
 
 def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int) -> Pace:
     """Of so many blocks, each of which goes through so many tiles of keys."""
-    flops = 2 * shape.rows * shape.keys * (work.depth + work.columns)
-    return Pace(-(-blocks // HOPPER_HAS), stages, flops, TOGETHER_SHARE)
+    flops, turns = 2 * shape.rows * shape.keys * (work.depth + work.columns), -(-blocks // HOPPER_HAS)
+    share = (ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE) if work.parts.rounds else TOGETHER_SHARE
+    return Pace(turns, stages, flops, share)
 
 
 def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:

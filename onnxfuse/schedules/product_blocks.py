@@ -221,11 +221,13 @@ class Blocks:
         shapes = [self._shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
-    def pace(self, shape: ProductShape) -> Pace | None:
-        """Of whole blocks with a warp that copies, where no size is left open."""
+    def pace(self, shape: object) -> Pace | None:
+        """Of blocks with a warp that copies, each of which sums up all, where no size is left open."""
         sizes = [self._at(size) for size in (
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
-        if not isinstance(shape, SpecialisedShape) or None in sizes or self.planned(self.parts.rows) < LEAST_PACED:
+        if not isinstance(shape, SpecialisedShape) or shape.split > 1 or None in sizes:
+            return None
+        if self.planned(self.parts.rows) < LEAST_PACED:
             return None
         tiles, stages = (self._boxes_of(shape), self._box_steps) if isinstance(shape, BoxShape) else (
             self._count(shape.rows, shape.columns), self._steps)
