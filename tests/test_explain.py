@@ -10,6 +10,7 @@ import onnx
 import pytest
 from cli_models import CHAIN, PRODUCT, encoder, parse, run, write
 from rich.console import Console
+from unmeasured import UNMEASURED
 
 from onnxfuse.api import explain
 from onnxfuse.errors import ModelError
@@ -49,7 +50,7 @@ def blocked() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def transformer() -> Optimised:
-    return optimise(encoder(2), Options(verify=False))
+    return optimise(encoder(2), Options(verify=False, target=UNMEASURED))
 
 
 # A node

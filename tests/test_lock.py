@@ -121,7 +121,7 @@ def test_settings_that_are_not_usual_are_kept() -> None:
 
 
 def test_what_becomes_of_the_runtimes_own_fusions() -> None:
-    made = optimised(encoder(2), dims={"batch": 8}).lock()
+    made = optimised(encoder(2), dims={"batch": 8}, target="B200").lock()
     found = {entry.rule: (entry.before, entry.after, {spot.after for spot in entry.at}) for entry in made.runtime}
     assert found["ort-gelu+ort-bias-gelu"] == (2, 2, {"fires"})
     assert found["ort-skip-layer-norm"] == (4, 0, {"fused"})
@@ -133,7 +133,7 @@ def test_what_becomes_of_the_runtimes_own_fusions() -> None:
         <float c = {8.0}, float half = {0.5}> {
           t = Transpose <perm = [0, 1, 3, 2]> (k) m = MatMul(q, t) d = Div(m, c)
           e = Sigmoid(d) f = Mul(e, half) y = Add(f, d) }""")
-    (entry,) = optimised(product, dims={"B": 8}).lock().runtime
+    (entry,) = optimised(product, dims={"B": 8}, target="B200").lock().runtime
     assert (entry.rule, entry.before, entry.after) == ("ort-matmul-transpose+ort-matmul-scale", 1, 1)
     assert [spot.after for spot in entry.at] == ["partly"]
 
@@ -238,7 +238,7 @@ def test_a_larger_fused_node_holds_what_it_takes_in(lock: Lock) -> None:
 
 def test_a_launch_that_is_parted_holds_where_no_edge_is_cut() -> None:
     """What was joined for its launch alone is fused all the same."""
-    made = optimised(encoder(1), dims={"batch": 1}).lock()
+    made = optimised(encoder(1), dims={"batch": 1}, target="B200").lock()
     assert any(entry.structure.count("Add") == 3 for entry in made.fusions)
     result = checked(encoder(1), made, disable=["horizontal-joins"])
     assert result.holds and any("horizontal-joins" in change for change in result.changes) and result.otherwise

@@ -73,7 +73,7 @@ def refusing(model: bytes, options: ort.SessionOptions) -> object:
 @modelled
 def test_a_runtime_that_fuses_no_more_what_it_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The rules still say so, and a session shows otherwise."""
-    path = optimised(encoder(2), dims={"batch": 8}).save_lock(tmp_path / "m.lock.yaml")
+    path = optimised(encoder(2), dims={"batch": 8}, target="B200").save_lock(tmp_path / "m.lock.yaml")
     seen = {entry.rule: {spot.seen for spot in entry.at} for entry in read_lock(path).runtime}
     assert seen["ort-gelu+ort-bias-gelu"] == seen["ort-matmul-scale"] == {True} and seen["ort-bias-softmax"] == {False}
     monkeypatch.setattr(asked, "session", forgetful)
@@ -104,7 +104,7 @@ def test_weights_in_files_are_found(tmp_path: Path) -> None:
 
 
 def test_what_ours_takes_of_the_runtimes_for_nothing_holds() -> None:
-    made = optimised(encoder(2), dims={"batch": 8}).lock()
+    made = optimised(encoder(2), dims={"batch": 8}, target="B200").lock()
     result = checked(encoder(2), made, disable=["gelu-erf"], dims={"batch": 64})
     assert not [each for each in result.lost if each.kind == "runtime"]
     assert {each.to.rule for each in result.otherwise if each.kind == "runtime"} >= {"scaled-masked-softmax"}

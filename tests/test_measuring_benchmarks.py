@@ -372,8 +372,8 @@ def test_predictions_of_a_real_row_and_back_from_json(tmp_path):
     """Four of the tower's regions are one kernel, of 8192 x 1024 floats read twice, two biases, and as much written;
     the fifth is the last product's bias with what follows it."""
     (made,) = predictions.predict([next(row for row in zoo.all_rows() if row.model == "tower_fp32")], str(tmp_path),
-                                  "H200")
-    assert made.target == "H200" and len(made.regions) == 5
+                                  "B200")
+    assert made.target == "B200" and len(made.regions) == 5
     made = replace(made, regions=[one for one in made.regions if one.bytes > 65536])
     assert {(one.bytes, len(one.launches)) for one in made.regions} == {(3 * 8192 * 1024 * 4 + 2 * 4096, 1)}
     ((name, grid),) = made.regions[0].launches
@@ -382,10 +382,10 @@ def test_predictions_of_a_real_row_and_back_from_json(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(predictions._content(compared, {}, made.target)))
     target, again = predictions.from_json(path)
-    assert target == "H200" and [one.region.launches for one in again] == [one.region.launches for one in compared]
+    assert target == "B200" and [one.region.launches for one in again] == [one.region.launches for one in compared]
     assert [one.measured for one in again] == [25.0] * 4
     result = CliRunner().invoke(predictions.main, ["--from", str(path), "--fit", "--least", "1.1"])
-    assert result.exit_code == 1 and "## Fit for H200" in result.output
+    assert result.exit_code == 1 and "## Fit for B200" in result.output
     result = CliRunner().invoke(predictions.main, ["--from", __file__])
     assert result.exit_code == 2 and "holds no predictions" in result.output
 
@@ -484,7 +484,7 @@ def once(function):
 def test_the_share_that_is_left(tmp_path, monkeypatch):
     """Against two bars; what is counted is the same."""
     monkeypatch.setattr(traffic, "prepare_all", once(traffic.prepare_all))
-    arguments = ["--rows", "tower", "--dry-run", "--jobs", "1", "--target", "H200", "--out", str(tmp_path)]
+    arguments = ["--rows", "tower", "--dry-run", "--jobs", "1", "--target", "A100", "--out", str(tmp_path)]
     result = CliRunner().invoke(traffic.main, [*arguments, "--most", "0.2"])
     assert result.exit_code == 0, result.output
     assert "PASS: 10.2% left (mean of rows), at most 20%" in result.output

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxfuse.graph.constants import numpy_type
 from onnxfuse.graph.context import MAX_ELEMENTS
@@ -30,6 +31,10 @@ _ALIKE: Mapping[str, np.ufunc] = MappingProxyType({
 })
 """Operators of one or two operands, element by element."""
 
+_FOLLOWED = frozenset({
+    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64})
+"""Types of results: not float16, of which the runtime's CPU may compute a chain in float32."""
+
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -40,11 +45,10 @@ def follow(node: Node) -> None:
     if result is None or node.domain or node.broken or result.elements is not None or result.shape is None:
         return
     shape = [size.value for size in result.shape if size.value is not None]
-    count, kind = prod(shape), None if result.dtype is None else numpy_type(result.dtype)
-    if len(shape) < len(result.shape) or count > MAX_ELEMENTS or kind is None:
+    count = prod(shape)
+    if len(shape) < len(result.shape) or count > MAX_ELEMENTS or result.dtype not in _FOLLOWED:
         return
-    if kind.kind not in "fi" or kind == np.float16:  # whose chains the runtime's CPU may compute in float32
-        return
+    kind = numpy_type(result.dtype)
     with np.errstate(all="ignore"):
         found = _computed(node, kind)
     if found is None or found.size != count:
