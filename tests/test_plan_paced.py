@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,25 @@ def test_a_prediction_is_of_tiles_and_bytes() -> None:
     (short,) = linear({"M": 65536, "K": 64, "N": 512}).plan.fusions
     moved = 2 * (65536 * 64 + 64 * 512 + 512 + 65536 * 512)
     assert moved / profile.bandwidth < short.cost.seconds_after < 1.3 * moved / profile.bandwidth
+
+
+def test_what_is_waited_for_counts() -> None:
+    """A stage takes as long as its copies where that is longer; float32 half as fast as the data sheet has it."""
+    made = linear({"M": 8448, "K": 4096, "N": 2048})
+    (region,) = made.plan.fusions
+    pace, profile = region.kernel.pace, find_profile("H100")
+    assert pace is not None
+
+    def seconds(**changes: float | bool) -> float:
+        kernel = replace(region.kernel, **{name: value for name, value in changes.items() if name == "rounds"})
+        waits = float(changes.get("waits", 0.0))
+        return made.costs.kernel_seconds(replace(region, made=replace(kernel, pace=replace(pace, waits=waits))))
+
+    ended = TILE_BEGINS + pace.tiles * TILE_ENDS
+    assert seconds(waits=1e-5) == pytest.approx(ended + pace.tiles * pace.stages * 1e-5)
+    assert seconds(waits=1e-9) == pytest.approx(seconds())
+    slower = profile.peaks.float16_matrix / profile.peaks.tf32_matrix
+    assert seconds(rounds=True) - ended == pytest.approx(slower * (seconds() - ended))
 
 
 def test_measurements_go_before_predictions(tmp_path: Path) -> None:

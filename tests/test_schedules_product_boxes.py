@@ -12,6 +12,7 @@ import pytest
 from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, make, only, random_inputs, short_inputs, told
 
+from onnxfuse.schedules.kernel import Pace
 from onnxfuse.schedules.product_boxes import Box, box_of
 from onnxfuse.schedules.product_windows import WindowAxis, Windows
 
@@ -139,6 +140,15 @@ def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, exp
     own = made.kernel.plan.variants[0].name
     tried = [f"{choice['rows']} x {choice['columns']}" for choice in made.kernel.choices if "taps" in dict(choice.settings)]
     assert "by one copy" in own and [own.removeprefix("tiles of ").partition(",")[0], *tried] == expected
+
+
+@pytest.mark.parametrize(("channels", "microseconds"), [(64, 0.0), (16, 0.79), (32, 0.5), (128, 0.0)])
+def test_stages_that_are_zeros_in_part_are_waited_for(channels: int, microseconds: float) -> None:
+    """As an H100 was seen to copy them, of 128 and 64 lines."""
+    made = make(PLAIN.replace(",64]", f",{channels}]").replace("72", "64").replace("9,11", "90,110").replace(
+        "T[", "float16["))
+    assert isinstance(made.kernel.pace, Pace) and "128 x 64" in made.kernel.plan.variants[0].name
+    assert 0.9 * microseconds <= 1e6 * made.kernel.pace.waits <= 1.3 * microseconds
 
 
 def windows(stride: int = 1) -> Windows:

@@ -345,7 +345,8 @@ class CostModel:
         pace, rate = (None, None) if made is None else (made.pace, tile_rate(self.profile, rounds=made.rounds))
         if pace is None or rate is None:
             return None
-        stage = max(pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share), STAGE_WAITS)
+        computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
+        stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies) + more

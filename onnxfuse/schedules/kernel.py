@@ -44,13 +44,14 @@ class Pace:
 
     Attributes:
         tiles: it computes so many; stages: each goes through so many; flops: arithmetic of one.
-        share: of the rate that large tiles reach.
+        share: of the rate that large tiles reach; waits: seconds that a stage is waited for at least.
     """
 
     tiles: int
     stages: int
     flops: int
     share: float = 1.0
+    waits: float = 0.0
 
 
 @dataclass(frozen=True)
