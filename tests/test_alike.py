@@ -50,6 +50,13 @@ OTHERS = {
         "<int64[2,1] s = {0, 2}, int64[2,1] t = {1, 3}, int64[2] to = {2, 4096}> "
         "{ p = Expand(s, to) q = Expand(t, to) a = Exp(x) y = ScatterElements<axis = 0>(a, p, u) b = Exp(x) "
         "w = ScatterElements<axis = 0>(b, q, u) }"),
+    "places that are counted": (
+        "g (float[4,N] x, float[1,N] u) => (float[4,N] y, float[4,N] w) "
+        "<int64[1,1] s = {0}, int64[1,1] t = {2}, int64 o = {0}, int64 one = {1}, int64[1] last = {-1}> "
+        "{ to = Shape(u) n = Gather(to, one) r = Range(o, n, one) d = Expand(r, to) j = Unsqueeze(d, last) "
+        "e = Expand(s, to) f = Expand(t, to) h = Unsqueeze(e, last) k = Unsqueeze(f, last) "
+        "p = Concat<axis = -1>(h, j) q = Concat<axis = -1>(k, j) a = Exp(x) y = ScatterND(a, p, u) b = Exp(x) "
+        "w = ScatterND(b, q, u) }"),
     "scales": ("g (float[1,2,8] x) => (float[1,2,16] y, float[1,2,24] w) "
                "<float[3] s = {1, 1, 2}, float[3] t = {1, 1, 3}> "
                '{ a = Exp(x) y = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode '

@@ -59,6 +59,18 @@ class Case:
         return _made(self.text_of(kind), self.opset)
 
 
+def assigned(places: str, results: str = "y = ScatterND(x, i, u)") -> str:
+    """What TorchScript makes of ``x[:, 1:2, start:end:step] = u`` where sizes are not known."""
+    return f"""g (T[N,2,9,M] x, T[N,1,4,M] u) => (T[N,2,9,M] y)
+        <int64[4] a = {{-1,1,1,1}}, int64[1,1,1] b = {{1}}, int64[4,1] c = {{{places}}}, int64 o = {{0}}, int64 one = {{1}},
+         int64 three = {{3}}, int64[1] last = {{-1}}> {{
+        s = Shape(x) n = Gather(s, o) m = Gather(s, three) to = Shape(u)
+        p = Range(o, n, one) q = Reshape(p, a) e0 = Expand(q, to) i0 = Unsqueeze(e0, last)
+        e1 = Expand(b, to) i1 = Unsqueeze(e1, last) e2 = Expand(c, to) i2 = Unsqueeze(e2, last)
+        l = Range(o, m, one) e3 = Expand(l, to) i3 = Unsqueeze(e3, last)
+        i = Concat<axis = -1>(i0, i1, i2, i3) {results} }}"""
+
+
 @lru_cache(maxsize=1024)
 def _made(text: str, opset: int) -> Made:
     return make(text, opset)
@@ -256,6 +268,12 @@ CASES: tuple[Case, ...] = (
            f"{{ y = ScatterND<reduction=\"{reduction}\">(x, i, u) w = ScatterElements<axis=-1, reduction=\"{reduction}\">(z, j, v) }}",
            (*FLOATING, "int32", "int64"), sizes=({"N": 1}, {"N": 33}))
       for reduction in ("add", "mul", "max", "min")),
+    Case("scatter a slice that is assigned to", assigned("1, 3, 5, 7"),
+         sizes=({"N": 0, "M": 5}, {"N": 3, "M": 1}, {"N": 5, "M": 33})),
+    Case("scatter a slice backwards, and more", assigned("8, 6, 4, 2", "w = Neg(u) z = ScatterND(x, i, w) y = Add(z, x)"),
+         sizes=({"N": 3, "M": 33},)),
+    Case("scatter to a slice with add", assigned("2, 3, 4, 5", "y = ScatterND<reduction = \"add\">(x, i, u)"),
+         sizes=({"N": 3, "M": 33},)),
     Case("scatter elements", "g (T[N,9] x, T[2,3] u, T[N,9] z) => (T[N,9] y) <int64[2,3] i = {7,5,3, 7,5,3}> "
          "{ s = ScatterElements<axis=1>(x, i, u) y = Add(s, z) }", (*FLOATING, *INTEGERS), sizes=({"N": 2}, {"N": 40})),
     Case("scatter elements of expanded indices", "g (T[N,9] x, T[N,3] u) => (T[N,9] y) <int64[3] p = {2,3,4}, int64[1] c = {3}> "

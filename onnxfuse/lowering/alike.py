@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from onnx import TensorProto
+
 from onnxfuse.graph.model import Graph, Node, Value, root
 from onnxfuse.graph.spelling import attributes_of, spelled
 from onnxfuse.ir.scalars import TYPES
@@ -78,6 +80,6 @@ def _told(value: Value) -> Hashable:
     if constant is not None and (integers or constant.size <= FEW):
         content = spelled(constant)
     elif integers and (value.contents is not None or root(value) is not value or (
-            value.producer is not None and value.producer.op == "Expand")):
+            value.producer is not None and value.dtype == TensorProto.INT64)):
         content = value  # whoever asks where elements go looks behind it
     return value.dtype, value.shape, value.elements, constant is None, content

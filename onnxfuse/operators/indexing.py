@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from math import prod
@@ -22,6 +21,7 @@ from onnxfuse.ir.tensors import Concat, Iota, Map, Take, Tensor
 from onnxfuse.operators.arithmetic import elements, none
 from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
 from onnxfuse.operators.pieces import cut
+from onnxfuse.operators.places import Places, counting, spelled
 from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
 
 
@@ -39,16 +39,10 @@ def gather_types(context: TypeContext) -> list[Type]:
     return [Type(context.dtype(), shape[:axis] + indices + shape[axis + 1:], picked)]
 
 
-_COUNTING = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that pass indices on as they are."""
-
-
 def _limit(value: Value | None) -> Dim | None:
     """The limit of the Range that indices come from, which counts up one by one; None where they do not."""
-    maker = None if value is None else value.producer
-    while maker is not None and maker.domain == "" and maker.op in _COUNTING and maker.inputs[0] is not None:
-        maker = maker.inputs[0].producer
-    if maker is None or maker.op != "Range" or len(maker.inputs) != 3:
+    maker = counting(value)
+    if maker is None:
         return None
     _, limit, delta = (None if bound is None else elements_of(bound) for bound in maker.inputs)
     return limit[0] if limit and delta and len(limit) == len(delta) == 1 and delta[0].value == 1 else None
@@ -219,25 +213,6 @@ def gather_nd(node: Node, context: LoweringContext) -> Tensor:
     return reshape(taken, result_shape(node, context))
 
 
-@dataclass(frozen=True)
-class Places:
-    """Places of an axis in the order in which they are written: ``start``, and on by ``step``, ``count`` of them."""
-
-    start: Dim
-    step: int
-    count: Dim
-
-    @property
-    def first(self) -> Dim:
-        """The one nearest to the front."""
-        return self.start if self.step > 0 else self.start + (self.count - 1) * self.step
-
-    @property
-    def end(self) -> Dim:
-        """Behind the one farthest from the front."""
-        return self.first + (self.count - 1) * abs(self.step) + 1
-
-
 MOST_PLACES = 1 << 22
 """Indices that are looked at, at most."""
 
@@ -248,6 +223,9 @@ REDUCING = {"add": "add", "mul": "mul", "max": "at_least", "min": "at_most"}
 def scatter_nd(node: Node, context: LoweringContext) -> Tensor:
     """Updates over a whole grid of places along the leading axes."""
     source, updates = operand(node, context, 0), operand(node, context, 2)
+    ranges = _spelled(node, context, source)
+    if ranges is not None:
+        return _scattered_over(node, context, source, reshape(updates, tuple(each.count for each in ranges)), ranges)
     fixed = _fixed(node, context, present(node, context, 1))
     depth = fixed.shape[-1]
     if fixed.size == 0:
@@ -262,6 +240,19 @@ def scatter_nd(node: Node, context: LoweringContext) -> Tensor:
             for places, size in zip(counted, source.shape[:depth], strict=True)]
     grid += [Places(dim(0), 1, size) for size in source.shape[depth:]]
     return _scattered_over(node, context, source, reshape(updates, tuple(each.count for each in grid)), grid)
+
+
+def _spelled(node: Node, context: LoweringContext, source: Tensor) -> list[Places] | None:
+    """The places along each axis where ranges spell them and they lie on it, whatever the sizes are."""
+    indices = present(node, context, 1)
+    found = None if indices.is_constant else spelled(indices)
+    if found is None:
+        return None
+    grid = [each.renamed(context.rename) for each in found]
+    if not all(map(Places.within, grid, source.shape)):
+        return None
+    context.tensor(indices)  # an operand of the body, which the kernel has no use for
+    return [*grid, *(Places(dim(0), 1, size) for size in source.shape[len(found):])]
 
 
 def scatter_elements(node: Node, context: LoweringContext) -> Tensor:
