@@ -155,10 +155,12 @@ REFUSALS = [
      "unknown-places", "ScatterND writes outside of an axis of 3 elements"),
     ("g (float[N,5] x, int64[2,1] i, float[2,5] u) => (float[N,5] y) { y = ScatterND(x, i, u) }",
      "unknown-places", "ScatterND has indices that are not known before the model runs"),
-    *((f"g (float[N,9] x, float[{rows},9] u) => (float[N,9] y) <int64[1] last = {{-1}}, int64 o = {{0}}, int64 one = {{1}}> "
-       f"{{ s = Shape({of}) n = Gather(s, o) p = Range(o, n, one) q = Unsqueeze(p, last) i = Concat<axis = -1>({parts}) "
+    *((f"g ({given}) => (float[N,{wide}] y) <int64[1] last = {{-1}}, int64 o = {{0}}, int64 one = {{1}}> "
+       f"{{ s = Shape(u) n = Gather(s, o) p = Range(o, n, one) q = Unsqueeze(p, last) i = Concat<axis = -1>({parts}) "
        "y = ScatterND(x, i, u) }", "unknown-places", "ScatterND has indices that are not known before the model runs")
-      for rows, of, parts in (("L", "u", "q"), ("N", "x", "q, q"))),  # of more rows, perhaps; along a diagonal
+      for given, wide, parts in (
+          ("float[N,9] x, float[L,9] u", "9", "q"),  # of more rows, perhaps
+          ("float[N,N] x, float[N] u", "N", "q, q"))),  # along a diagonal
     ("g (float[3,5] x, float[2,2] u) => (float[3,5] y) <int64[2,2] i = {0,1, 1,0}> { y = ScatterElements<axis=1>(x, i, u) }",
      "scattered-places", "ScatterElements writes places that are no grid of equal steps along the axes"),
     ("g (float[N,5] x, float[N,2] u) => (float[N,5] y) <int64[1] p = {1}, int64[1] c = {2}> { s = Shape<start=0,end=1>(x) "

@@ -197,6 +197,21 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
 
 
+PRODUCT = """g (float16[8192, 1024] a, float16[1024, 4096] b, float16[4096] c) => (float16[8192, 4096] y)
+{ p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"""
+
+
+@pytest.mark.parametrize(("bytes_each", "stays"), [(16, True), (2000, False)])
+def test_a_block_that_spills_gives_way_to_another_whose_tiles_a_warp_copies(bytes_each: int, stays: bool) -> None:
+    """Where what it spills takes longer than that needs more: blocks of other kinds take several times as long."""
+    optimised = planned(PRODUCT)
+    own = only(optimised).kernel
+    first = named(own).plan.variants[0].launches[0].kernel
+    after = revised(optimised, Said({first: bytes_each}))
+    assert isinstance(after, Region) and own.pace is not None and after.kernel.pace is not None
+    assert (after.kernel == own) == stays and after.kernel.plan.maps
+
+
 def test_other_ways_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers have them."""
     optimised, made = planned(SHORT), []
