@@ -42,6 +42,7 @@ REGIONS = {
 OTHERS = {
     "a convolution": "g (T[2,16,9,9] x, T[24,16,3,3] w) => (T[2,24,7,7] y) { y = Conv(x, w) }",
     "GELU by the error function": "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { p = MatMul(a, b) y = Gelu(p) }",
+    "two results of one product": "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] x, T[M,N] y) { x = MatMul(a, b) y = Add(x, c) }",
     "two residuals": "g (T[M,K] a, T[K,N] b, T[M,N] c, T[M,N] r) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Add(s, r) }",
     "a residual for all of a batch": "g (T[3,M,K] a, T[3,K,N] b, T[M,N] c) => (T[3,M,N] y) { p = MatMul(a, b) y = Add(p, c) }",
     "two biases": "g (T[M,K] a, T[K,N] b, T[N] c, T[N] d) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Add(s, d) }",
