@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
 from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import STAGE_WAITS, TILE_BEGINS, TILE_ENDS, TILES_COPY
+from onnxfuse.planning.cost import BESIDE_COPY, STAGE_WAITS, TILE_BEGINS, TILE_ENDS, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.schedules.attention import TOGETHER_SHARE
@@ -234,16 +235,20 @@ def test_what_is_waited_for_counts() -> None:
     pace, profile = region.kernel.pace, find_profile("H100")
     assert pace is not None
 
-    def seconds(**changes: float | bool) -> float:
-        kernel = replace(region.kernel, **{name: value for name, value in changes.items() if name == "rounds"})
-        waits = float(changes.get("waits", 0.0))
-        return made.costs.kernel_seconds(replace(region, made=replace(kernel, pace=replace(pace, waits=waits))))
+    def seconds(rounds: bool = False, **changes: Any) -> float:
+        kernel = replace(region.kernel, rounds=rounds, pace=replace(pace, **changes))
+        return made.costs.kernel_seconds(replace(region, made=kernel))
 
     ended = TILE_BEGINS + pace.tiles * TILE_ENDS
     assert seconds(waits=1e-5) == pytest.approx(ended + pace.tiles * pace.stages * 1e-5)
     assert seconds(waits=1e-9) == pytest.approx(seconds())
     slower = profile.peaks.float16_matrix / profile.peaks.tf32_matrix
     assert seconds(rounds=True) - ended == pytest.approx(slower * (seconds() - ended))
+    # A bias and a Relu follow, which read a row beside the operands.
+    behind, beside = 2 * 8448 * 2048 / 1e12, 2 * 2048 / (BESIDE_COPY * profile.bandwidth)
+    assert seconds(results=1.0, meanwhile=False) == pytest.approx(seconds() + behind + beside)
+    assert seconds(results=1.0, meanwhile=True) == pytest.approx(seconds() + beside)
+    assert seconds(results=0.01, meanwhile=True) == pytest.approx(TILE_BEGINS + 100 * behind + beside)
 
 
 def test_measurements_go_before_predictions(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import contents_of, shapes_of
 from onnxfuse.lowering.launch import Situation
-from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators import OperatorClass, classify, is_contraction
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.hardware import Profile
@@ -40,7 +40,7 @@ from onnxfuse.provider.lacking import host_seconds, lacks_kernel
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
-from onnxfuse.schedules import Does, Schedule, running
+from onnxfuse.schedules import Does, Kernel, Schedule, running
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
@@ -54,6 +54,9 @@ TILE_BEGINS, TILE_ENDS, STAGE_WAITS = 2.5e-6, 0.6e-6, 0.2e-6
 
 TILES_COPY = 0.86
 """Share of the bandwidth that they reach."""
+
+BESIDE_COPY = 0.5
+"""The same of what is read with results of float32, such as a residual: that waits for the sums, and they for it."""
 
 DOES = {OperatorClass.REDUCTION: Does.REDUCES, OperatorClass.SCAN: Does.SCANS, OperatorClass.HEAVY: Does.CONTRACTS}
 """What operators of a class do that makes kernels differ."""
@@ -349,7 +352,22 @@ class CostModel:
         stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
-        return TILE_BEGINS + max(pace.tiles * (pace.stages * stage + TILE_ENDS), copies) + more
+        tiles = pace.tiles * (pace.stages * stage + TILE_ENDS)
+        if made is not None and pace.results is not None:
+            behind = self._behind(region, counted) / (1e12 * pace.results)
+            tiles = max(tiles, behind) if pace.meanwhile else tiles + behind
+            more += self._read_beside(region, made) / (BESIDE_COPY * self.profile.bandwidth)
+        return TILE_BEGINS + max(tiles, copies) + more
+
+    def _behind(self, region: Region, counted: KernelTraffic) -> int:
+        """Arithmetic of what follows a region's products."""
+        return counted.flops - sum(self.ledger.node(node).flops for node in region.nodes if is_contraction(node))
+
+    def _read_beside(self, region: Region, made: Kernel) -> int:
+        """Bytes of what a kernel whose tiles a warp copies reads beside these."""
+        copied = {each.base for each in made.plan.maps}
+        read = (value for place, value in enumerate(region.tensors) if f"i{place}" not in copied)
+        return sum(self.ledger.bytes_of(value) or 0 for value in read) if copied else 0
 
     def run_seconds(self, region: Region) -> float:
         """Predicted time of a region's own kernel in one run of the model, with what only its cost knows: tensors that

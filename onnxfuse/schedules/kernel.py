@@ -45,6 +45,8 @@ class Pace:
     Attributes:
         tiles: it computes so many; stages: each goes through so many; flops: arithmetic of one.
         share: of the rate that large tiles reach; waits: seconds that a stage is waited for at least.
+        results: TFLOP/s at which what follows the products is computed; None where that hardly counts; meanwhile:
+            whether the next tile is multiplied while that is.
     """
 
     tiles: int
@@ -52,6 +54,8 @@ class Pace:
     flops: int
     share: float = 1.0
     waits: float = 0.0
+    results: float | None = None
+    meanwhile: bool = False
 
 
 @dataclass(frozen=True)

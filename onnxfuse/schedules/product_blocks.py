@@ -73,6 +73,10 @@ MOST_WARPS = 16
 LEAST_PACED = 64
 """Rows from which on the time of blocks with a warp that copies follows from their tiles."""
 
+RESULTS = {1: 5.5, 2: 3.5}
+"""TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
+(H100, seven products with activations; of 16 bits what follows takes 3 to 14% of a product)."""
+
 LINE_COPIED, LINE_FILLED = 1.0e-9, 4.1e-9
 """Seconds of a line of a stage's tiles where not all of it is in the image, and beside that as many as zeros make up of
 it: boxes with 16 channels of 64 took 0.79 microseconds for 192 lines, with 32 half (H100)."""
@@ -237,7 +241,8 @@ class Blocks:
             self._count(shape.rows, shape.columns), self._steps)
         share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
         flops = 2 * shape.rows * shape.columns * self._staged_depth
-        return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape))
+        results = RESULTS[shape.turns] if self.parts.rounds else None
+        return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1)
 
     def _waits(self, shape: SpecialisedShape) -> float:
         """Seconds that a stage's copies take at least where they are zeros in part."""
