@@ -82,7 +82,9 @@ def _along(part: Value, rank: int) -> tuple[int | None, Places] | None:
     last, shape = root(part).producer, part.shape
     if last is None or last.domain or last.op != "Unsqueeze" or shape is None or len(shape) != rank + 1:
         return None
-    source = last.inputs[0] if shape[-1] == 1 else None
+    source = last.inputs[0]
+    if source is None or source.shape != shape[:-1]:  # the new axis is another one
+        return None
     while source is not None and source.producer is not None and source.producer.domain == "" and (
             source.producer.op in ("Expand", "Identity")):
         source = source.producer.inputs[0]
