@@ -340,8 +340,8 @@ class Drafting:
 
 
 def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:
-    """Which of a form and, where there is one, the same with values channels-last, by their plans: the latter where
-    convolutions are fused, without which it comes to nothing."""
+    """Which of a form and, where there is one, the same with values laid out otherwise, by their plans: the latter
+    where convolutions or products are fused, without which it comes to nothing."""
     if len(drafts) < 2 or eager:
         return len(drafts) - 1
     fused = any(is_contraction(node) for region in plans[1].fusions for node in region.view)
@@ -381,16 +381,16 @@ def _takes_in(plan: Plan, form: Form, eager: bool) -> bool:
 
 
 def _may_lie_otherwise(draft: Draft) -> bool:
-    """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
-    are looked at only where something was measured; where it is known how fast their kernels are, those that the
-    runtime lays out itself, unless there is much to plan."""
+    """Whether another layout may come to something: what gains by it are convolutions that are fused, which are looked
+    at only where something was measured; where it is known how fast their kernels are, those that the runtime lays out
+    itself, unless there is much to plan; and products whose weights may lie transposed."""
     nodes = draft.context.view.nodes
     if draft.context.measures:
         convolutions = any(is_convolution(node) for region in draft.plan.with_products for node in region.view)
-    else:
-        if not draft.form.costs.knows_tiles or len(nodes) > MOST_FORESEEN:
-            return False
+    elif draft.form.costs.knows_tiles and len(nodes) <= MOST_FORESEEN:
         convolutions = any(map(is_laid_anew, nodes))
+    else:
+        return False
     return convolutions or (_turns(draft) and any(map(is_turnable, nodes)))
 
 

@@ -61,6 +61,15 @@ class Made(Region):
     kernel: Kernel
 
 
+def with_constants(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The model, whose inputs of these names became its initialisers."""
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    kept = [info for info in model.graph.input if info.name not in arrays]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model
+
+
 def parse(text: str, opset: int = 20) -> onnx.ModelProto:
     """A model from the text of its graph; an output called "_" is absent, constants of 16-bit floats are whole.
 

@@ -14,8 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from fake_timer import PRODUCT, RUNTIME, FakeTimer
-from kernel_harness import parse
-from onnx import numpy_helper
+from kernel_harness import parse, with_constants
 
 import onnxfuse
 from onnxfuse.errors import KernelError, ModelError
@@ -48,13 +47,8 @@ def network() -> onnx.ModelProto:
     declared = ", ".join(f"float16[{','.join(map(str, shape))}] {name}" for name, shape in WEIGHTS.items())
     model = parse(NETWORK.replace(" x) =>", f" x, {declared}) =>"))
     generator = np.random.default_rng(0)
-    for name, shape in WEIGHTS.items():
-        weights = (generator.standard_normal(shape) * 0.2).astype(np.float16)
-        model.graph.initializer.append(numpy_helper.from_array(weights, name))
-    kept = [info for info in model.graph.input if info.name not in WEIGHTS]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    return model
+    return with_constants(model, {
+        name: (generator.standard_normal(shape) * 0.2).astype(np.float16) for name, shape in WEIGHTS.items()})
 
 
 def pairs(model: onnx.ModelProto) -> dict[str, tuple[tuple[str, ...], ...]]:

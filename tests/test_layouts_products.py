@@ -10,8 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from emulated import EmulatedRunner
-from kernel_harness import parse
-from onnx import numpy_helper
+from kernel_harness import parse, with_constants
 
 import onnxfuse
 from onnxfuse.folding import paired
@@ -37,13 +36,8 @@ def model(text: str = BOTH, kind: str = "float", scale: int = 1) -> onnx.ModelPr
     made = parse(text.replace(") =>", f"{declared}) =>", 1))
     random = np.random.default_rng(0)
     kind_of = np.dtype("float32" if kind == "float" else kind)
-    for name in names:
-        array = (random.standard_normal(shapes[name]) / 8).astype(kind_of)
-        made.graph.initializer.append(numpy_helper.from_array(array, name))
-    kept = [info for info in made.graph.input if info.name not in names]
-    del made.graph.input[:]
-    made.graph.input.extend(kept)
-    return made
+    return with_constants(made, {
+        name: (random.standard_normal(shapes[name]) / 8).astype(kind_of) for name in names})
 
 
 def pairs(made: onnx.ModelProto) -> dict[str, tuple[tuple[str, ...], ...]]:

@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from fake_timer import RUNTIME, FakeTimer
-from kernel_harness import parse
-from onnx import numpy_helper
+from kernel_harness import parse, with_constants
 from unmeasured import UNMEASURED, measured
 
 from onnxfuse.measurements import environment_of, text_of
@@ -56,12 +55,10 @@ def images(text: str = IMAGES) -> onnx.ModelProto:
     """Convolutions with constant weights, which a session lays out."""
     model = parse(text)
     rng = np.random.default_rng(0)
-    for given in model.graph.input[1:]:
-        shape = [size.dim_value for size in given.type.tensor_type.shape.dim]
-        weights = (0.1 * rng.standard_normal(shape)).astype(np.float16)
-        model.graph.initializer.append(numpy_helper.from_array(weights, given.name))
-    del model.graph.input[1:]
-    return model
+    shapes = {given.name: [size.dim_value for size in given.type.tensor_type.shape.dim]
+              for given in model.graph.input[1:]}
+    return with_constants(model, {
+        name: (0.1 * rng.standard_normal(shape)).astype(np.float16) for name, shape in shapes.items()})
 
 
 def fuse(model: str | onnx.ModelProto, sizes: Mapping[str, int], **options: object) -> Optimised:

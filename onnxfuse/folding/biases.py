@@ -79,4 +79,3 @@ def _of_product(node: Node, weights: Value, bias: Value) -> str:
 
 
 _WHY_NOT = {"Conv": _of_convolution, "Gemm": _of_product}
-

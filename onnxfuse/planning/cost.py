@@ -345,15 +345,17 @@ class CostModel:
 
     def _paced(self, region: Region, counted: KernelTraffic) -> float | None:
         made = region.made
-        pace, rate = (None, None) if made is None else (made.pace, tile_rate(self.profile, rounds=made.rounds))
-        if pace is None or rate is None:
+        if made is None or made.pace is None:
+            return None
+        pace, rate = made.pace, tile_rate(self.profile, rounds=made.rounds)
+        if rate is None:
             return None
         computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
         stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         tiles = pace.tiles * (pace.stages * stage + TILE_ENDS)
-        if made is not None and pace.results is not None:
+        if pace.results is not None:
             behind = self._behind(region, counted) / (1e12 * pace.results)
             tiles = max(tiles, behind) if pace.meanwhile else tiles + behind
             more += self._read_beside(region, made) / (BESIDE_COPY * self.profile.bandwidth)

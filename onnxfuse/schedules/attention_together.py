@@ -146,6 +146,15 @@ class TogetherText(AttentionText):
         ]
 
 
+def tile_instruction(columns: int, kinds: str, flags: str = "", size: int = 2) -> list[str]:
+    """A type with the instruction ``by_tile``, whose operands are both in shared memory; ``flags``: what is written
+    behind the number that says whether the sums are added to; the others: see ``instruction``."""
+    lines = instruction("by_tile", columns, kinds, parameters=f"{_TILE} left, {_TILE} right, int more",
+                        given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more" + flags, more="%{2}",
+                        size=size)
+    return ["struct Tensor {", *indented(lines), "};"]
+
+
 def instruction(
     name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str, size: int = 2,
 ) -> list[str]:

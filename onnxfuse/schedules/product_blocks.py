@@ -15,6 +15,7 @@ from onnxfuse.schedules.product_integers import (
     IntegerShape,
     IntegerSpecialisedShape,
 )
+from onnxfuse.schedules.product_library import LibraryShape
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
@@ -229,7 +230,7 @@ class Blocks:
         shapes = [self._shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
-    def pace(self, shape: object) -> Pace | None:
+    def pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
         """Of blocks with a warp that copies, each of which sums up all, where no size is left open."""
         sizes = [self._at(size) for size in (
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]

@@ -13,14 +13,14 @@ from math import prod
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS
-from onnxfuse.schedules.attention_together import instruction
+from onnxfuse.schedules.attention_together import tile_instruction
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
-from onnxfuse.schedules.text import Writer, indented
+from onnxfuse.schedules.text import Writer
 
 INTEGER_TILES = {(128, 128): 1.0, (128, 256): 1.1, (256, 128): 1.1, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
 """Rows and columns of a block, and the rate that they are taken to reach beside one of 128 x 128."""
@@ -211,10 +211,7 @@ def _instruction(parts: ProductParts, columns: int) -> list[str]:
     """The instruction of four warps."""
     kinds = ".".join("u8" if TYPES[scalar.dtype].storage.startswith("unsigned") else "s8"
                      for scalar in (parts.left, parts.rights[0]))
-    word = "unsigned long long"
-    lines = instruction("by_tile", columns, kinds, parameters=f"{word} left, {word} right, int more",
-                        given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}", size=1)
-    return ["struct Tensor {", *indented(lines), "};"]
+    return tile_instruction(columns, kinds, size=1)
 
 
 def _flag(flag: bool) -> str:

@@ -8,7 +8,7 @@ of stages in shared memory while those before them are multiplied.  Then results
 from __future__ import annotations
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.schedules.attention_together import instruction
+from onnxfuse.schedules.attention_together import tile_instruction
 from onnxfuse.schedules.operand_text import computed, copied
 from onnxfuse.schedules.product_epilogue import EpilogueText, Held
 from onnxfuse.schedules.product_parts import Side
@@ -74,12 +74,8 @@ class ProductText(EpilogueText):
 
     def _instruction(self, element: str) -> list[str]:
         kind = "bf16" if element == "__nv_bfloat16" else "f16"
-        word = "unsigned long long"
         across = ", ".join(str(int(side.across)) for side in (self.left, self.rights[0]))
-        lines = instruction(
-            "by_tile", self.shape.columns, f"{kind}.{kind}", parameters=f"{word} left, {word} right, int more",
-            given='"l"(left), "l"(right), "r"(more)', operands=f"%{{0}}, %{{1}}, more, 1, 1, {across}", more="%{2}")
-        return ["struct Tensor {", *indented(lines), "};"]
+        return tile_instruction(self.shape.columns, f"{kind}.{kind}", f", 1, 1, {across}")
 
     def _tiles(self) -> str:
         """How many tiles there are."""

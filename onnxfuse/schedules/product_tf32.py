@@ -7,21 +7,16 @@ those that are summed over alone.
 
 from __future__ import annotations
 
-from onnxfuse.schedules.attention_together import instruction
+from onnxfuse.schedules.attention_together import tile_instruction
 from onnxfuse.schedules.product_boxes import BoxText
 from onnxfuse.schedules.product_specialised import SpecialisedText
-from onnxfuse.schedules.text import indented
 
 
 class RoundedSpecialisedText(SpecialisedText):
     """Writes the body of a kernel of float32 operands of which one warp copies."""
 
     def _instruction(self, element: str) -> list[str]:
-        word = "unsigned long long"
-        lines = instruction(
-            "by_tile", self.shape.columns, "tf32.tf32", parameters=f"{word} left, {word} right, int more",
-            given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more, 1, 1", more="%{2}", size=4)
-        return ["struct Tensor {", *indented(lines), "};"]
+        return tile_instruction(self.shape.columns, "tf32.tf32", ", 1, 1", size=4)
 
     def _multiplies(self) -> str:
         return "multiply_tiles_tf32<Tensor, rows, columns>"
