@@ -23,6 +23,9 @@ from onnxfuse.rewriting import separated_sums, unfuse
 from onnxfuse.verifying import verify
 
 KINDS = (TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT)
+CHANNELS_LAST = "_channels_last"
+"""What ends the names of values that are laid out."""
+
 ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Softplus", "Neg")
 
 
@@ -120,6 +123,8 @@ def test_networks_compute_what_they_did(seeds: range) -> None:
         assert all(node.verdict == "passed" for node in found.nodes), f"seed {seed}: {found.summary}"
         feeds = {"x": network.numbers.normal(size=(1, 3, *[5] * (network.rank - 2))).astype(
             helper.tensor_dtype_to_np_dtype(network.dtype))}
-        assert same_bits(run(made.model, feeds), run(original, feeds)), f"seed {seed}"
+        # Pairs of transposes keep casts apart that the runtime else leaves out, unless it takes the pairs out before.
+        basic = CHANNELS_LAST in str(made.model)
+        assert same_bits(run(made.model, feeds, basic), run(original, feeds, basic)), f"seed {seed}"
         assert packed(unfuse(made.model)) == packed(original), f"seed {seed}"
     assert (taken and stencils) or len(seeds) < CHUNK

@@ -59,6 +59,13 @@ def is_laid_anew(node: Node) -> bool:
     return weights is not None and weights.shape is not None and any(size.value != 1 for size in weights.shape[2:])
 
 
+def has_few_channels(node: Node) -> bool:
+    """Whether no vector of an image's channels is to be had: kernels bring such by elements, however they lie."""
+    weights = node.inputs[1] if is_dense(node) and len(node.inputs) > 1 else None
+    channels = None if weights is None or weights.shape is None else weights.shape[1].value
+    return weights is not None and is_narrow(weights) and channels is not None and 2 * channels < VECTOR_BYTES
+
+
 def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     """Seconds of one run of a dense convolution with its bias, at the least; None where sizes are not known, or few, or
     nothing was measured of tiles on the GPU."""

@@ -26,7 +26,14 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.library import LIBRARY, batched_seconds, convolution_seconds, is_dense, is_laid_anew
+from onnxfuse.planning.library import (
+    LIBRARY,
+    batched_seconds,
+    convolution_seconds,
+    has_few_channels,
+    is_dense,
+    is_laid_anew,
+)
 from onnxfuse.planning.weighing import CandidatePool, ordered
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
@@ -134,8 +141,8 @@ def _is_held(node: Node) -> bool:
 
 def _is_foreseen(node: Node, facts: Mapping[Node, Facts]) -> bool:
     """Whether the time of a product's kernel may follow from that of others: of floats, of windows over images that are
-    laid out for it."""
-    if is_laid_anew(node):
+    laid out for it, or have too few channels to be."""
+    if is_laid_anew(node) and not has_few_channels(node):
         source = None if node.inputs[0] is None else node.inputs[0].producer
         return source is not None and source in facts and facts[source].returns
     return all(map(is_narrow, multiplied(node))) or _rounds(node)

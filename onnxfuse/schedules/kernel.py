@@ -47,6 +47,7 @@ class Pace:
         share: of the rate that large tiles reach; waits: seconds that a stage is waited for at least.
         results: TFLOP/s at which what follows the products is computed; None where that hardly counts; meanwhile:
             whether the next tile is multiplied while that is.
+        whole: seconds of all that, where it follows from other things than arithmetic.
     """
 
     tiles: int
@@ -56,6 +57,7 @@ class Pace:
     waits: float = 0.0
     results: float | None = None
     meanwhile: bool = False
+    whole: float | None = None
 
 
 @dataclass(frozen=True)

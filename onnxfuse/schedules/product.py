@@ -26,7 +26,7 @@ from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.kernel import Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.product_blocks import MOST_TILES, Blocks
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
@@ -44,7 +44,8 @@ from onnxfuse.schedules.product_parts import (
     side_of,
     single,
 )
-from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
+from onnxfuse.schedules.product_patch import PatchShape, PatchText, pace_of, patch_of, shapes_of
+from onnxfuse.schedules.product_pixels import PixelShape, PixelText, pixel_shapes_of
 from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
@@ -52,7 +53,7 @@ from onnxfuse.schedules.product_tf32 import RoundedBoxText, RoundedSpecialisedTe
 from onnxfuse.schedules.product_windows import Windows, has_windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
+from onnxfuse.schedules.streaming import BLOCK_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
@@ -169,13 +170,13 @@ class _ProductWork:
     def kernel(self) -> Kernel:
         """All of it."""
         lowered, request = self.lowered, self.request
-        patched, few = self._patched(), self._few()
+        patched, pixels, few = self._patched(), self._pixels(), self._few()
         plain = [] if self._meets() else [shape for shape in few if shape.plain]
         general = self.blocks.own(self.blocks.together[0])
         tried = self.blocks.offered(MOST_TILES)
-        own = [*patched, *plain, *self.blocks.copied(tried), general][0]
+        own = [*patched, *(pixels if self._fills_little() else ()), *plain, *self.blocks.copied(tried), general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
-            shape.choice: shape for shape in self._with_library([*patched, *few, *tried])}
+            shape.choice: shape for shape in self._with_library([*patched, *few, *pixels, *tried])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))
@@ -187,13 +188,19 @@ class _ProductWork:
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
-                   *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
+                   *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched or pixels else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         choices = tuple(each for each, shape in offered.items() if shape != own)
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, choices, heavy=not plain, rounds=self.parts.rounds,
-                      pace=self.blocks.pace(own if first is None else first))
+                      pace=self._pace(own if first is None else first))
+
+    def _pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
+        """What the time of a kernel that begins with such a block follows from."""
+        if isinstance(shape, PatchShape) and self.patch is not None:
+            return pace_of(self.patch, shape, self.blocks.at)
+        return self.blocks.pace(shape)
 
     def _variants(self, first: ProductShape | LibraryShape | None, own: ProductShape, general: Sequence[ProductShape]
                   ) -> None:
@@ -226,11 +233,20 @@ class _ProductWork:
         return {shape.choice: shape for shape in self.blocks.all_offered()} | dict(offered)
 
     def _patched(self) -> list[PatchShape]:
-        """Tiles of a convolution of few channels."""
-        if self.patch is None:
+        """Tiles of a convolution of few channels, whose elements come one by one."""
+        if self.patch is None or self.patch.pixel is not None:
             return []
-        return [shape for shape in shapes_of(self.patch, self.blocks.planned(self.patch.parts.columns))
-                if shape.shared <= MOST_SHARED]
+        return shapes_of(self.patch, self.blocks.planned)
+
+    def _pixels(self) -> list[PixelShape]:
+        """The same where pixels are vectors of channels."""
+        if self.patch is None or self.patch.pixel is None:
+            return []
+        return pixel_shapes_of(self.patch, self.blocks.planned)
+
+    def _fills_little(self) -> bool:
+        """Whether a pixel's channels are no stage of those that tensor maps copy."""
+        return self.patch is not None and self.patch.windows.channels * self.parts.size < STAGE_BYTES
 
     def _meets(self) -> bool:
         """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of
@@ -288,7 +304,8 @@ class _ProductWork:
     def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
         """A variant whose blocks go through tiles of windows, as many blocks as the GPU has room for."""
         assert self.patch is not None
-        body = PatchText(self.patch, shape, self.signature.sizes).text()
+        text = PixelText if isinstance(shape, PixelShape) else PatchText
+        body = text(self.patch, shape, self.signature.sizes).text()
         function = self.functions[shape.name] = Function(
             f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
         windows, symbols = self.patch.windows, self.lowered.binding.symbols

@@ -112,10 +112,11 @@ class Blocks:
 
     def planned(self, size: Dim) -> int:
         """A size as it is planned to be; large where that is not known."""
-        found = self._at(size)
+        found = self.at(size)
         return UNKNOWN if found is None else found
 
-    def _at(self, size: Dim) -> int | None:
+    def at(self, size: Dim) -> int | None:
+        """A size as it is planned to be; None where that is not known."""
         return self.parts.lowered.binding.at(size, self.request.sizes)
 
     def own(self, together: bool) -> ProductShape:
@@ -232,7 +233,7 @@ class Blocks:
 
     def pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
         """Of blocks with a warp that copies, each of which sums up all, where no size is left open."""
-        sizes = [self._at(size) for size in (
+        sizes = [self.at(size) for size in (
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
         if not isinstance(shape, SpecialisedShape) or shape.split > 1 or None in sizes:
             return None

@@ -220,10 +220,12 @@ def side_along(
 ) -> Side | None:
     """An operand by vectors of these lanes; None where none of it are neighbours in memory, at the planned sizes too.
     """
-    extent = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}[lanes.element]
+    extent = lanes.space.extents.get(lanes.element)
     moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
     neighbours = [load for load in moving if lanes.stride(load.offset) == 1]
-    if not neighbours or not lanes.may_divide(extent) or not all(is_vector(load, lanes) for load in moving):
+    if extent is None or not neighbours or not lanes.may_divide(extent):
+        return None
+    if not all(is_vector(load, lanes) for load in moving):
         return None
     lanes.rely_on_size(extent)
     lanes.rely_on_loads(moving)

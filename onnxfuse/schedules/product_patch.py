@@ -4,37 +4,58 @@ Where an image has three channels, no vector of them is to be had, and element b
 for as often as windows overlap, with where it lies worked out anew.  So a block brings the piece of the image below its
 windows once, and its warps read the left operand of their products there, by a table of how far each element of a
 window lies behind its first.  Weights stay for all tiles that a block goes through.  Results are stored by vectors of
-channels, or of neighbouring windows where channels come first.
+channels, or of neighbouring windows where channels come first.  Pixels that are vectors of channels have a text of
+their own (``product_pixels``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_epilogue import Held
-from onnxfuse.schedules.product_parts import ProductParts, other_way, result_lanes, side_of, single
+from onnxfuse.schedules.product_parts import (
+    ProductParts,
+    Side,
+    other_way,
+    result_lanes,
+    side_along,
+    side_guards,
+    side_of,
+    single,
+)
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_windows import Windows, has_windows, windows_of
 from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.streaming import MOST_SHARED
 from onnxfuse.schedules.text import indented, unrolled
 
 ROWS, WARPS = 128, 4
 """Windows of a tile, 32 for each warp."""
 
-MOST_DEPTH = 512
-"""Elements of a window, at most: weights of all of them are in shared memory."""
+MOST_DEPTH, MOST_PIXELS_DEPTH = 512, 896
+"""Elements of a window, at most, one by one or in vectors: weights of all of them are in shared memory."""
 
 MOST_PATCH = 24 * 1024
 """Bytes of the piece of an image, at most."""
 
-WIDE, BROAD = (16, 32), (32, 64, 128)
+WIDE, BROAD = (16, 32), (16, 32, 64, 128)
 """Windows of a tile side by side, and its columns."""
+
+TILE, BROUGHT, STORED, SUMMED = 0.2e-6, 1.0e-10, 1.1e-8, 1.2e-10
+"""Seconds of a tile: in any case, for each element that lanes bring, for each column, and for each element of its
+windows (H100: of 14 ways of eight convolutions 0.85 to 1.15 of what is predicted so, and the fewest columns least)."""
+
+AT_ONCE, LESS_AT_ONCE = 4, 2
+"""Lines of the piece that a warp asks for at once, and where results have their channels first, which takes registers.
+"""
 
 STRIPE = 8
 """Elements by which a row of weights is longer than it is, so that rows lie in different banks."""
@@ -49,13 +70,16 @@ class Patch:
 
     Attributes:
         parts: the product with windows as rows, channels of the result as columns; windows: these.
-        results: lanes of the results' vectors; guards: under which they are so.
+        results: lanes of the results' vectors; guards: under which these and the pixels' are so.
+        pixel, weights: how these are read where pixels are vectors of channels; None where all goes one by one.
     """
 
     parts: ProductParts
     windows: Windows
     results: Lanes
     guards: tuple[str, ...]
+    pixel: Side | None = None
+    weights: Side | None = None
 
     @property
     def first(self) -> bool:
@@ -66,10 +90,12 @@ class Patch:
 @dataclass(frozen=True)
 class PatchShape(ProductShape):
     """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch of so many
-    elements, with a window's ``depth`` rounded up; ``first``: whether results have their channels first."""
+    elements, which lanes bring as so many, with a window's ``depth`` rounded up; ``first``: whether results have their
+    channels first."""
 
     wide: int = 16
     patch: int = 0
+    brought: int = 0
     depth: int = 0
     first: bool = False
 
@@ -81,7 +107,8 @@ class PatchShape(ProductShape):
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("product", rows=self.rows, columns=self.columns, stages=1, group=1, wide=self.wide)
+        return Choice.of(
+            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=1, wide=self.wide)
 
     @property
     def warps(self) -> int:
@@ -96,8 +123,17 @@ class PatchShape(ProductShape):
     @property
     def shared(self) -> int:
         """Bytes of shared memory: weights, the patch, each warp's sums of 16 windows, offsets."""
-        return _sixteenths(2 * self.columns * (self.depth + STRIPE)) + _sixteenths(2 * self.patch) + (
-            4 * WARPS * self.laid + 4 * self.depth)
+        return self.weighed + _sixteenths(2 * self.patch) + 4 * WARPS * self.laid + 4 * self.depth
+
+    @property
+    def weighed(self) -> int:
+        """Bytes of the weights in shared memory."""
+        return _sixteenths(2 * self.columns * (self.depth + STRIPE))
+
+    @property
+    def seconds(self) -> float:
+        """Of one tile where all multiprocessors have some."""
+        return TILE + BROUGHT * self.brought + self.columns * (STORED + SUMMED * self.depth)
 
     @property
     def beside(self) -> int:
@@ -110,7 +146,7 @@ def _sixteenths(size: int) -> int:
 
 
 def patch_of(products: Sequence[Contract], parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
-    """A product as a convolution of few channels, whose windows are not read by vectors; None where it is none."""
+    """A product as a convolution of few channels, or of pixels in vectors; None where it is none."""
     if len(products) != 1 or parts.rounds:
         return None
     contract = products[0]
@@ -124,23 +160,59 @@ def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) 
     """The same with the left operand's rows as windows."""
     loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
     windows = None if loop is None else windows_of(contract, parts)
-    if windows is None:
+    if windows is None or not 0 < windows.depth <= MOST_PIXELS_DEPTH:
         return None
     lanes, guards = result_lanes(parts, planned, None if loop == "@n" else windows.x.count)
-    fits = 0 < windows.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1
-    return Patch(parts, windows, lanes, guards) if fits else None
+    if side_of(parts, parts.left, "@m", planned).width == 1:
+        return Patch(parts, windows, lanes, guards) if windows.depth <= MOST_DEPTH else None
+    pixel = side_along(parts, windows.image, "@c", parts.lanes("@c", parts.width), planned)
+    if pixel is None or windows.order[-1] != "c":
+        return None
+    weights = side_of(parts, parts.rights[0], "@n", planned)
+    needed = (guard for side in (pixel, weights) for guard in side_guards(parts, side))
+    return Patch(parts, windows, lanes, tuple(dict.fromkeys((*guards, *needed))), pixel, weights)
 
 
-def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
-    """Tiles that may be quickest for so many columns, those first that bring a piece of the image the fewest times."""
-    depth = -(-patch.windows.depth // 16) * 16
+def shapes_of(patch: Patch, planned: Callable[[Dim], int]) -> list[PatchShape]:
+    """Tiles that may be quickest at the planned sizes, those first that are expected to take least."""
+    windows, columns = patch.windows, planned(patch.parts.columns)
+    depth, least = -(-windows.depth // 16) * 16, BROAD[0] if columns <= BROAD[0] else BROAD[1]
     found = []
-    for broad in sorted(BROAD, key=lambda broad: -(-columns // broad)):
+    for broad in BROAD:
         for wide in WIDE:
-            size = patch.windows.channels * patch.windows.y.span(ROWS // wide) * patch.windows.x.span(wide)
-            if (broad == BROAD[0] or broad < 2 * columns) and 2 * size <= MOST_PATCH:
-                found.append(PatchShape(ROWS, broad, 1, wide=wide, patch=size, depth=depth, first=patch.first))
-    return found
+            lines, line = windows.y.span(ROWS // wide), windows.x.span(wide)
+            strips, strip = (lines, line * windows.channels) if windows.last else (lines * windows.channels, line)
+            shape = PatchShape(ROWS, broad, 1, wide=wide, patch=windows.channels * lines * line, depth=depth,
+                               brought=strips * -(-strip // 32) * 32, first=patch.first)
+            if (broad == least or least < broad < 2 * columns) and 2 * shape.patch <= MOST_PATCH:
+                found.append(shape)
+    return sorted((shape for shape in found if shape.shared <= MOST_SHARED), key=lambda shape: busiest(
+        patch, shape, planned))
+
+
+def busiest(patch: Patch, shape: PatchShape, planned: Callable[[Dim], int]) -> float:
+    """Seconds that the busiest multiprocessor's tiles take."""
+    return _most_tiles(patch, shape, planned) * shape.seconds
+
+
+def _most_tiles(patch: Patch, shape: PatchShape, planned: Callable[[Dim], int]) -> int:
+    """How many tiles the busiest multiprocessor has."""
+    windows, high = patch.windows, shape.rows // shape.wide
+    places = -(-planned(windows.y.count) // high) * -(-planned(windows.x.count) // shape.wide)
+    tiles = planned(windows.images) * places * -(-planned(patch.parts.columns) // shape.columns)
+    return -(-tiles // HOPPER_HAS)
+
+
+def pace_of(patch: Patch, shape: PatchShape, at: Callable[[Dim], int | None]) -> Pace | None:
+    """What a kernel's time follows from, where no size is left open: its tiles, and before them the weights."""
+    windows = patch.windows
+    sizes = {size: at(size) for size in (windows.images, windows.y.count, windows.x.count, patch.parts.columns)}
+    known = {size: found for size, found in sizes.items() if found is not None}
+    if len(known) < len(sizes):
+        return None
+    weights = BROUGHT * shape.columns * shape.depth
+    tiles = _most_tiles(patch, shape, known.__getitem__)
+    return Pace(tiles, 1, 0, whole=weights + tiles * shape.seconds)
 
 
 class PatchText(ProductText):
@@ -156,16 +228,22 @@ class PatchText(ProductText):
 
     def text(self) -> Body:
         """All of it."""
-        y, x = self.windows.y, self.windows.x
-        size = self._writer(self.lanes).size
+        y, x, size = self.windows.y, self.windows.x, self._writer(self.lanes).size
         lines = [
             *self._constants(), *self._weights(), *self._offsets(),
             f"const idx across = ({size(x.count)} + wide - 1) / wide, down = ({size(y.count)} + high - 1) / high;",
             f"const idx tiles = across * down * {size(self.windows.images)};",
+            *self._loop(),
+        ]
+        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _loop(self) -> list[str]:
+        """Go through the block's tiles."""
+        y, x = self.windows.y, self.windows.x
+        return [
             "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
             *indented([
-                "const idx first_x = number % across * wide, first_y = number / across % down * high;",
-                "const idx image = number / across / down;",
+                *self._tile("number"),
                 "// Everybody is done with the piece before, and weights and offsets are there.",
                 "__syncthreads();",
                 *self._filled_patch(),
@@ -177,7 +255,13 @@ class PatchText(ProductText):
             ]),
             "}",
         ]
-        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _tile(self, number: str) -> list[str]:
+        """Where the tile of a number begins."""
+        return [
+            f"const idx first_x = {number} % across * wide, first_y = {number} / across % down * high;",
+            f"const idx image = {number} / across / down;",
+        ]
 
     def _constants(self) -> list[str]:
         shape, windows = self.tile, self.windows
@@ -190,11 +274,17 @@ class PatchText(ProductText):
             f"constexpr int own_columns = columns, long_row = {LINE if self.patch.first else f'columns + {FLOATS}'};",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             "T* const weights = reinterpret_cast<T*>(of_dynamic);",
-            f"T* const patch = weights + {_sixteenths(2 * shape.columns * (shape.depth + STRIPE)) // 2};",
-            f"float* const laid = reinterpret_cast<float*>(patch + {_sixteenths(2 * shape.patch) // 2});",
+            *self._pieces(),
             f"int* const offsets = reinterpret_cast<int*>(laid + {WARPS * shape.laid});",
             "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
             "const idx first_n = (idx)blockIdx.y * columns;",
+        ]
+
+    def _pieces(self) -> list[str]:
+        """Where the piece of the image is, and what sums are laid out in behind it."""
+        return [
+            f"T* const patch = weights + {self.tile.weighed // 2};",
+            f"float* const laid = reinterpret_cast<float*>(patch + {_sixteenths(2 * self.tile.patch) // 2});",
         ]
 
     def _weights(self) -> list[str]:
@@ -226,24 +316,30 @@ class PatchText(ProductText):
         return [f"for (int k = threadIdx.x; k < depth; k += threads) offsets[k] = {' + '.join(terms)};"]
 
     def _filled_patch(self) -> list[str]:
-        """Fill the piece of the image, zeros around it; neighbouring threads read what lies side by side."""
+        """Fill the piece of the image, zeros around it: a warp line after line, of which its lanes read what lies side
+        by side."""
         windows, writer = self.windows, self._writer(self.parts.lanes("@k", 1))
         value = writer.scalar(windows.image)
-        y, x = windows.y, windows.x
-        split = ("c = item % channels, px = item / channels % line, py = item / (channels * line)" if windows.last else
-                 "px = item % line, py = item / line % lines, c = item / (line * lines)")
-        size = writer.size
+        y, x, size = windows.y, windows.x, writer.size
+        count, wide, which, where = (
+            ("lines", "channels * line", "py = strip", "c = item % channels, px = item / channels") if windows.last else
+            ("channels * lines", "line", "c = strip / lines, py = strip % lines", "px = item"))
         return [
-            "#pragma unroll 4",
-            "for (int item = threadIdx.x; item < channels * lines * line; item += threads) {",
+            f"#pragma unroll {LESS_AT_ONCE if self.patch.first else AT_ONCE}",
+            f"for (int strip = warp; strip < {count}; strip += {WARPS}) {{",
             *indented([
-                "constexpr int v = 0, width = 1;", f"const int {split};",
+                f"const int {which};",
                 f"const idx y = first_y * {y.stride} + {size(y.start)} + py;",
-                f"const idx x = first_x * {x.stride} + {size(x.start)} + px;",
-                "float value[1] = {};",
-                f"if (y >= 0 && y < {size(y.extent)} && x >= 0 && x < {size(x.extent)}) {{",
-                *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"value[v] = {value};"]), "}",
-                "of::store(patch + (c * lines + py) * line + px, of::pack<T>(value));",
+                f"const bool inside = y >= 0 && y < {size(y.extent)};",
+                *unrolled(f"int first = 0; first < {wide}; first += 32", [
+                    "constexpr int v = 0, width = 1;", "const int item = first + lane;",
+                    f"const int {where};",
+                    f"const idx x = first_x * {x.stride} + {size(x.start)} + px;",
+                    "float value[1] = {};",
+                    f"if (inside && item < {wide} && x >= 0 && x < {size(x.extent)}) {{",
+                    *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"value[v] = {value};"]), "}",
+                    f"if (item < {wide}) of::store(patch + (c * lines + py) * line + px, of::pack<T>(value));",
+                ]),
             ]),
             "}",
         ]

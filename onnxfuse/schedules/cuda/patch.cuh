@@ -21,6 +21,25 @@ __device__ __forceinline__ void pairs_of(unsigned (&own)[2][4], const T* const (
   }
 }
 
+// sums += what 16 elements of a warp's 32 windows, of which a lane has its `own`, make with those of 8 times `columns8`
+// columns, whose first elements begin at `weights`.
+template <typename T, int pitch, int columns8>
+__device__ __forceinline__ void multiply_windows(float (&sums)[2][columns8][4], const unsigned (&own)[2][4],
+                                                 const T* weights) {
+  const int lane = threadIdx.x % 32;
+  const T* const from = weights + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int n = 0; n < columns8; n += 2) {
+    unsigned columns[4];
+    load_matrices<false>(columns, from + n * 8 * pitch);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      mma<T>(sums[i][n], own[i], columns[0], columns[1]);
+      mma<T>(sums[i][n + 1], own[i], columns[2], columns[3]);
+    }
+  }
+}
+
 // sums += windows weights': a warp's 32 windows from `row` on by 8 times `columns8` columns.  A tile of windows is `wide`
 // windows broad, these are `across` elements apart and `down` lines; the piece has `line` elements a line.  The `depth`
 // elements of a window lie `offsets` behind its first one.  Rows of weights are `pitch` elements apart, zeros behind a
@@ -35,29 +54,46 @@ __device__ __forceinline__ void multiply_patch(float (&sums)[2][columns8][4], co
     const int window = row + lane / 4 + i * 8;
     first[i] = patch + window / wide * down * line + window % wide * across;
   }
-  const T* const from = weights + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8;
-  const auto multiply = [&](const unsigned (&own)[2][4], int start) {
-#pragma unroll
-    for (int n = 0; n < columns8; n += 2) {
-      unsigned columns[4];
-      load_matrices<false>(columns, from + n * 8 * pitch + start);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mma<T>(sums[i][n], own[i], columns[0], columns[1]);
-        mma<T>(sums[i][n + 1], own[i], columns[2], columns[3]);
-      }
-    }
-  };
   constexpr int left = depth % 16, at_once = columns8 > 4 ? 1 : 2;  // as registers hold
   unsigned own[2][4];
 #pragma unroll at_once
   for (int start = 0; start + 16 <= depth; start += 16) {
     pairs_of<true>(own, first, offsets + start, 16);
-    multiply(own, start);
+    multiply_windows<T, pitch>(sums, own, weights + start);
   }
   if constexpr (left > 0) {
     pairs_of<false>(own, first, offsets + depth - left, left);
-    multiply(own, depth - left);
+    multiply_windows<T, pitch>(sums, own, weights + depth - left);
+  }
+}
+
+// The same of windows whose elements come in vectors of eight channels of a `pixel`, which is so many elements: the piece
+// has `line` pixels a line, and vector number i of a window lies offsets[i] behind its first.
+template <typename T, int wide, int down, int across, int line, int pixel, int depth, int pitch, int columns8>
+__device__ __forceinline__ void multiply_pixels(float (&sums)[2][columns8][4], const T* patch, const int* offsets,
+                                                const T* weights, int row) {
+  const int lane = threadIdx.x % 32;
+  const T* first[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int window = row + i * 16 + lane % 16;
+    first[i] = patch + (window / wide * down * line + window % wide * across) * pixel;
+  }
+  unsigned own[2][4];
+#pragma unroll 2
+  for (int start = 0; start + 16 <= depth; start += 16) {
+    const int behind = offsets[start / 8 + lane / 16];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_matrices<false>(own[i], first[i] + behind);
+    multiply_windows<T, pitch>(sums, own, weights + start);
+  }
+  if constexpr (depth % 16 > 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_matrices<false>(own[i], first[i] + offsets[depth / 8 - 1]);
+      own[i][2] = own[i][3] = 0;
+    }
+    multiply_windows<T, pitch>(sums, own, weights + depth - 8);
   }
 }
 

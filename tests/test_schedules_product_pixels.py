@@ -1,0 +1,141 @@
+"""Convolutions over a piece of an image whose pixels are vectors of channels: every form of windows, ways, choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import Made, check, make, only, random_inputs, told
+
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import default_compiler
+from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.kernel import Pace
+
+X = "x = Transpose<perm = [0,3,1,2]>(t)"
+W = "w = Transpose<perm = [0,3,1,2]>(v)"
+Y = "y = Transpose<perm = [0,2,3,1]>"
+PLAIN = ("g (T[2,17,21,32] t, T[24,3,3,32] v, T[24] b) => (T[2,17,21,24] y) "
+         f"{{ {X} {W} c = Conv<pads = [1,1,1,1]>(x, w, b) r = Relu(c) {Y}(r) }}")
+STRIDES = ("g (T[N,H,L,16] t, T[40,5,3,16] v) => (T[N,P,Q,40] y) "
+           f"{{ {X} {W} c = Conv<pads = [4,0,1,2], dilations = [2,1], strides = [1,2]>(x, w) {Y}(c) }}")
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "plain": (PLAIN, {}),
+    "any size, strides, dilated, uneven": (STRIDES, {"N": 3, "H": 11, "L": 14, "P": 8, "Q": 7}),
+    "one pixel is one vector, a last half of sixteen": (
+        "g (T[1,9,40,8] t, T[9,3,3,8] v) => (T[1,9,40,9] y) "
+        f"{{ {X} {W} c = Conv<pads = [1,1,1,1]>(x, w) {Y}(c) }}", {}),
+    "weights as models have them, results channels first": (
+        "g (T[2,10,24,24] t, T[12,24,3,3] w, T[12] b) => (T[2,12,10,24] y) "
+        f"{{ {X} y = Conv<pads = [1,1,1,1]>(x, w, b) }}", {}),
+    "computed, a residual": (
+        "g (T[1,12,19,16] t, T[16,3,3,16] v, T[1,6,10,16] z) => (T[1,6,10,16] y) "
+        f"{{ {X} {W} s = Sigmoid(x) c = Conv<pads = [1,1,1,1], strides = [2,2]>(s, w) "
+        f"l = {Y[4:]}(c) y = Add(l, z) }}", {}),
+    "one axis": (
+        "g (T[2,L,16] t, T[20,9,16] v) => (T[2,P,20] y) { x = Transpose<perm = [0,2,1]>(t) "
+        "w = Transpose<perm = [0,2,1]>(v) c = Conv<strides = [2]>(x, w) y = Transpose<perm = [0,2,1]>(c) }",
+        {"L": 301, "P": 147}),
+}
+
+
+def pixels(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
+    """The kernel, with the variant that reads a piece of the image alone."""
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    name = made.kernel.plan.variants[0].steps[0].kernel
+    assert name.startswith("product_patch_") and "pixels" in name
+    return only(made, [replace(made.kernel.plan.variants[0], guards=())])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_windows(case: str) -> None:
+    text, sizes = CASES[case]
+    for kind in ("float16", "bfloat16") if case == "plain" else ("float16",):
+        made = pixels(text, kind, sizes)
+        check(made, random_inputs(made, sizes), length=150, misalign=False)
+
+
+def test_general_variants_stand_behind() -> None:
+    """Sizes and addresses that no vectors are of are read otherwise."""
+    made = make(STRIDES.replace("T[", "float16["), planned={"N": 3, "H": 11, "L": 14, "P": 8, "Q": 7})
+    assert len(made.kernel.plan.variants) > 2 and made.kernel.plan.variants[0].guards
+    check(made, random_inputs(made, {"N": 1, "H": 6, "L": 9, "P": 3, "Q": 5}), length=150)
+
+
+LARGE = ("g (T[2,37,41,48] t, T[128,3,3,48] v) => (T[2,19,21,128] y) "
+         f"{{ {X} {W} c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) {Y}(c) }}")
+
+
+@pytest.mark.parametrize(("text", "stages"), [(PLAIN.replace("2,17,21", "2,33,37"), 2), (LARGE, 1)], ids=["2", "1"])
+def test_blocks_in_any_order_go_through_many_tiles(text: str, stages: int) -> None:
+    """Nobody fills a piece of the image while another still reads what was there."""
+    made = make(text.replace("T[", "float16["))
+    choice = next(each for each in made.kernel.choices
+                  if (settings := dict(each.settings)).get("wide") and settings["stages"] == stages)
+    one = told(made, choice, {})
+    one = only(one, [replace(one.kernel.plan.variants[0], guards=())])
+    assert one.kernel.plan.variants[0].steps[0].kernel.endswith(f"_pixels{stages}")
+    for order in ("backward", 3):
+        check(one, random_inputs(one, {}), length=600, misalign=False, orders=[order], multiprocessors=1)
+
+
+def test_what_is_infinite_shows_in_its_windows_alone() -> None:
+    """Of a last half of sixteen elements the other half is zero, whatever lies there."""
+    made = pixels(CASES["one pixel is one vector, a last half of sixteen"][0])
+    inputs = random_inputs(made, {})
+    inputs["t"][0, 0, [0, 21], 0], inputs["t"][0, 8, 39, 7] = np.inf, np.nan
+    check(made, inputs, length=150, misalign=False)
+
+
+def test_every_choice() -> None:
+    made = make(PLAIN.replace("24", "40").replace("T[", "float16["))
+    choices = [choice for choice in made.kernel.choices if "wide" in dict(choice.settings)]
+    assert len(choices) == 3
+    for choice in choices:
+        one = told(made, choice, {})
+        assert one.kernel.choice == choice
+        check(only(one, one.kernel.plan.variants[:1]), random_inputs(made, {}), length=600, misalign=False)
+
+
+@pytest.mark.parametrize(("channels", "own"), [(8, True), (48, True), (64, False)])
+def test_it_comes_first_where_channels_fill_no_stage_of_boxes(channels: int, own: bool) -> None:
+    kernel = make(PLAIN.replace("32]", f"{channels}]").replace("T[", "float16[")).kernel
+    assert ("pixels" in kernel.plan.variants[0].steps[0].kernel) == own
+    assert any("wide" in dict(choice.settings) for choice in kernel.choices)
+
+
+def test_windows_that_are_too_large_for_shared_memory_are_read_otherwise() -> None:
+    text = PLAIN.replace("24,3,3,32", "24,7,7,32").replace("1,1,1,1", "3,3,3,3")
+    kernel = make(text.replace("T[", "float16[")).kernel
+    assert not any("pixels" in each.steps[0].kernel for each in kernel.plan.variants)
+
+
+@pytest.mark.parametrize(("channels", "side", "results", "stride", "microseconds"), [
+    (32, 80, 32, 1, 13.8), (16, 224, 16, 1, 27.2), (16, 224, 32, 2, 23.2), (8, 128, 8, 1, 8.3)])
+def test_time_follows_from_tiles(channels: int, side: int, results: int, stride: int, microseconds: float) -> None:
+    """As an H100 took, all but what every kernel takes; 16 images."""
+    out = side // stride
+    text = (f"g (float16[16,{side},{side},{channels}] t, float16[{results},3,3,{channels}] v) => "
+            f"(float16[16,{out},{out},{results}] y) "
+            f"{{ {X} {W} c = Conv<pads = [1,1,1,1], strides = [{stride},{stride}]>(x, w) {Y}(c) }}")
+    pace = make(text).kernel.pace
+    assert isinstance(pace, Pace) and pace.whole is not None
+    assert 0.75 * microseconds <= 1e6 * pace.whole + 2.5 <= 1.1 * microseconds
+
+
+def test_nothing_is_said_of_times_of_sizes_that_are_open() -> None:
+    assert make(STRIDES.replace("T[", "float16[")).kernel.pace is None
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_it_fits_registers(architecture: str) -> None:
+    text = PLAIN.replace("2,17,21", "2,112,112").replace("T[", "float16[").replace("24", "128")
+    kernel = make(text).kernel
+    assert isinstance(kernel, Kernel)
+    names = {name for name in kernel.plan.kernels if "pixels" in name}
+    code = kernel.code.keeping(names)  # type: ignore[union-attr]
+    figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
+    assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
