@@ -124,7 +124,7 @@ def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) 
     """The same with the left operand's rows as windows."""
     loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
     windows = None if loop is None else windows_of(contract, parts)
-    if windows is None:
+    if windows is None or len(windows.axes) > 2:  # a piece of an image is lines of it, not planes
         return None
     lanes, guards = result_lanes(parts, planned, None if loop == "@n" else windows.x.count)
     fits = 0 < windows.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1
