@@ -45,6 +45,14 @@ def test_with_windows_image_and_result_are_laid_anew() -> None:
     assert seconds("64,64,3,3", options=" <pads = [1,1,1,1]>", images=32) < 50.9e-6
 
 
+def test_along_three_axes_too() -> None:
+    """As many places as above, with three times as many elements of a window."""
+    products = 0.9 * 48 * 2 * 128 * 128 * 3 * 576 * 132 / 820e12
+    laying = 2 * (FLOOR + 2 * 2 * 256 * 64 * 56 * 56 / (0.5 * BANDWIDTH))
+    found = seconds("64,64,3,3,3", "N,64,4,56,56", options=" <pads = [1,1,1,1,1,1]>", images=64)
+    assert found == pytest.approx(FLOOR + products + laying)
+
+
 def test_of_float32_tiles_take_twice_and_so_do_bytes() -> None:
     """As TF32, at the rate that the data sheet has beside that of 16 bits."""
     products = 0.9 * 48 * 2 * 128 * 128 * 576 * 132 / (820e12 * 494 / 989)
@@ -128,7 +136,7 @@ def test_products_that_are_not_known(left: str, right: str, named: dict[str, obj
 
 @pytest.mark.parametrize(("weights", "named", "dense", "laid"), [
     ("64,64,3,3", {}, True, True), ("64,64,1,1", {}, True, False), ("64,64,3,3", {"kind": "float"}, True, True),
-    ("64,64,3,3", {"kind": "double"}, False, False),
+    ("64,64,3,3", {"kind": "double"}, False, False), ("64,64,1,1,3", {"image": "N,64,8,8,8"}, True, True),
     ("64,1,3,3", {"options": " <group = 64>"}, False, False)])
 def test_which_these_are(weights: str, named: dict[str, object], dense: bool, laid: bool) -> None:
     node, _ = convolution(weights, **named)  # type: ignore[arg-type]

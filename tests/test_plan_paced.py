@@ -47,6 +47,7 @@ g (float16[B,S,768] x, float16[768,2304] w, float16[2304] b) => (float16[B,S,768
 }"""
 IMAGES = ("g (float16[N,64,56,56] x0, float16[64,64,3,3] w, float16[64] b) => (float16[N,64,56,56] x6) { " + " ".join(
     f"c{place} = Conv<pads = [1,1,1,1]>(x{place}, w, b) x{place + 1} = Relu(c{place})" for place in range(6)) + " }")
+VOLUMES = IMAGES.replace("56,56", "8,28,28").replace("3,3]", "3,3,3]").replace("1,1,1,1", "1,1,1,1,1,1")
 
 SIZES = {"M": 4096, "K": 1024, "N": 1024}
 
@@ -203,10 +204,14 @@ def test_a_joint_projection_is_left_as_it_lies() -> None:
     assert held(made) == [["MatMul", "Add"]] and len(held(made, "attention")) == len(made.plan.fusions) - 1 == 1
 
 
-def test_convolutions_lie_channels_last() -> None:
-    made = fuse(images(), {"N": 32})
+@pytest.mark.parametrize(("text", "batch", "taps"), [(IMAGES, 32, 9), (VOLUMES, 16, 27)], ids=["images", "volumes"])
+def test_convolutions_lie_channels_last(text: str, batch: int, taps: int) -> None:
+    """Along two axes and along three, whose windows are copied in boxes."""
+    made = fuse(images(text), {"N": batch})
     assert [each.count("Conv") for each in held(made)] == [1] * 5  # the first reads what others computed
     assert sum(node.op_type == "Conv" for node in made.model.graph.node) == 1
+    boxes = [region.kernel.plan.variants[0].name for region in made.plan.fusions if region.rule == "products"]
+    assert all(f"each of {taps} places of windows" in name for name in boxes)
 
 
 @pytest.mark.parametrize(("results", "schedule"), [(1, "stencil_last"), (2, "stencil")])

@@ -25,9 +25,12 @@ QUICK = 16
 LENGTHS = {1: (1, 5, 17, 33, 70), 2: (1, 3, 7, 14, 19), 3: (1, 2, 5, 6)}
 """Sizes of images by how many axes they have."""
 
-MANY, SHORT = (64, 128), {1: (1, 5, 17, 33), 2: (1, 3, 6, 11)}
+MANY, SHORT = (64, 128), {1: (1, 5, 17, 33), 2: (1, 3, 6, 11), 3: (1, 2, 4, 5)}
 """Channels of which windows may be copied in boxes, and sizes of images that have them, which the emulator is not long
 with."""
+
+ENOUGH = 200
+"""Convolutions of which some are copied in boxes along each number of axes."""
 
 
 class Drawn:
@@ -38,7 +41,7 @@ class Drawn:
         self.kind = self.choose("float16", "float16", "bfloat16", "float")
         self.groups, self.channels, self.results = self._channels()
         many = self.channels in MANY
-        self.axes = self.choose(1, 2, 2) if many else self.choose(1, 2, 2, 2, 3)
+        self.axes = self.choose(1, 2, 2, 3, 3) if many else self.choose(1, 2, 2, 2, 3)
         self.size = [self.choose(*(SHORT if many else LENGTHS)[self.axes]) for _ in range(self.axes)]
         self.kernel = [self.choose(1, 1, 2, 3, 3, 5) for _ in range(self.axes)]
         self.strides = [self.choose(1, 1, 2, 3) for _ in range(self.axes)]
@@ -136,7 +139,7 @@ class Drawn:
 
 def test_convolutions(seeds: Callable[[int], range]) -> None:
     """Most of them have a kernel; why one has none is told."""
-    schedules: set[str] = set()
+    schedules, copied = set[str](), set[int]()
     drawn, ran = seeds(QUICK), 0
     for seed in drawn:
         one = Drawn(seed)
@@ -148,9 +151,11 @@ def test_convolutions(seeds: Callable[[int], range]) -> None:
         schedules.add(made.kernel.schedule)
         boxes = [choice for choice in made.kernel.choices if "taps" in dict(choice.settings)]
         choice = one.choose(None, *made.kernel.choices, *len(made.kernel.choices) * boxes)
+        copied |= {one.axes} if choice in boxes else set()
         for batch, run in ((2, made), (one.choose(1, 3), told(made, choice, {"N": 2}))):
             try:
                 check(run, short_inputs(run, {"N": batch}, seed), length=one.length, misalign=False)
             except (AssertionError, EmulatorError) as error:
                 raise AssertionError(f"seed {seed}, N = {batch}, {choice}: {one.text}") from error
     assert ran >= len(drawn) // 2 and {"product", "stencil"} <= schedules
+    assert len(drawn) < ENOUGH or copied == {1, 2, 3}

@@ -336,6 +336,18 @@ def test_windows_in_boxes(case: str, left: str) -> None:
         assert not any("taps" in dict(each.settings) for each in other.kernel.choices)
 
 
+def test_windows_of_a_volume_in_boxes() -> None:
+    made = made_of("g (int8[2,3,5,6,128] a, int8[40,3,2,3,128] b, float s, float[40] t) => (float[2,3,4,6,40] y) { "
+                   "x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t) "
+                   "c = Transpose<perm = [0,4,1,2,3]>(x) d = Transpose<perm = [0,4,1,2,3]>(w) "
+                   "p = Conv<pads = [1,0,1,1,0,1]>(c, d) y = Transpose<perm = [0,2,3,4,1]>(p) }")
+    ways = [each for each in made.kernel.choices if dict(each.settings).get("taps") == 18]
+    assert ways
+    for choice in ways:
+        own = told(made, choice, {})
+        check(own, inputs_of(own, {}), limit=1, misalign=False)
+
+
 @pytest.mark.parametrize("rows", ["[2,128,256]", "[2,N,256]", "[2,9,15,256]"])
 def test_weights_that_lie_across_the_sum_have_no_boxes(rows: str) -> None:
     """The instruction would read what no tensor map brings: rows of several axes are windows of one place too."""

@@ -21,6 +21,12 @@ LAST = "x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v)"
 PLAIN = ("g (T[2,9,11,64] t, T[72,3,3,64] v, T[72] b) => (T[2,9,11,72] y) "
          f"{{ {LAST} c = Conv<pads = [1,1,1,1]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }}")
 
+DEEP = "x = Transpose<perm = [0,4,1,2,3]>(t) w = Transpose<perm = [0,4,1,2,3]>(v)"
+THREE = ("g (T[2,3,5,7,64] t, T[24,3,3,3,64] v, T[24] b) => (T[2,3,5,7,24] y) "
+         f"{{ {DEEP} c = Conv<pads = [1,1,1,1,1,1]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,4,1]>(r) }}")
+PLANES = ("g (T[3,12,5,8,64] t, T[40,2,1,2,64] v) => (T[3,11,5,7,40] y) "
+          f"{{ {DEEP} c = Conv(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }}")
+
 CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "a window, bias and activation": (PLAIN, {}),
     "strides": (PLAIN.replace("pads", "strides = [2,2], pads").replace("9,11,72", "5,6,72"), {}),
@@ -51,9 +57,29 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "weights with their sums in the second place": (
         "g (T[2,6,6,64] t, T[3,3,64,64] v) => (T[2,6,6,64] y) { x = Transpose<perm = [0,3,1,2]>(t) "
         "w = Transpose<perm = [3,2,0,1]>(v) c = Conv<pads = [1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }", {}),
+    "three axes, bias and activation": (THREE, {}),
+    "three axes, a part of a stage": (THREE.replace(",64]", ",40]"), {}),
+    "three axes, any size, strides, dilated, uneven, a residual": (
+        "g (T[N,D,H,W,64] t, T[24,4,3,2,64] v, T[N,O,P,Q,24] z) => (T[N,O,P,Q,24] y) { "
+        f"{DEEP} c = Conv<pads = [2,0,1,1,2,0], dilations = [1,2,3], strides = [3,1,2]>(x, w) "
+        "l = Transpose<perm = [0,2,3,4,1]>(c) y = Add(l, z) }",
+        {"N": 2, "D": 10, "H": 7, "W": 9, "O": 4, "P": 5, "Q": 4}),
+    "three axes, windows of several planes alone": (
+        "g (T[2,7,3,5,64] t, T[24,3,1,1,64] v) => (T[2,4,3,5,24] y) { "
+        f"{DEEP} c = Conv<pads = [1,0,0,1,0,0], strides = [2,1,1]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }}", {}),
+    "three axes, windows within a plane alone": (
+        "g (T[2,3,6,5,64] t, T[24,1,3,2,64] v) => (T[2,3,4,6,24] y) { "
+        f"{DEEP} c = Conv<pads = [0,0,1,0,0,1]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }}", {}),
+    "three axes, every second place alone": (
+        "g (T[2,5,6,8,64] t, T[24,1,1,1,64] v) => (T[2,3,3,4,24] y) { "
+        f"{DEEP} c = Conv<strides = [2,2,2]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }}", {}),
+    "three axes, a part of a stage, weights with their sums in the second place": (
+        "g (T[2,3,4,5,80] t, T[2,3,2,80,64] v) => (T[2,2,4,4,64] y) { x = Transpose<perm = [0,4,1,2,3]>(t) "
+        "w = Transpose<perm = [4,3,0,1,2]>(v) c = Conv<pads = [0,1,0,0,1,0]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }", {}),
 }
 
-PLAINEST = ("a window, bias and activation", "channels that fill no stage")
+PLAINEST = ("a window, bias and activation", "channels that fill no stage", "three axes, bias and activation",
+            "three axes, a part of a stage")
 
 
 def boxed(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> list[Made]:
@@ -78,12 +104,15 @@ def test_sizes_that_a_box_was_not_chosen_for() -> None:
     for made in boxed(text, planned={"N": 32, "H": 33, "W": 14, "P": 30, "Q": 7}):
         sizes = {"N": 4, "H": 12, "W": 24, "P": 9, "Q": 12}  # of seven places side by side the last two are none
         check(made, random_inputs(made, sizes), length=600, misalign=False)
+    text, planned = CASES["three axes, any size, strides, dilated, uneven, a residual"]
+    sizes = {"N": 3, "D": 16, "H": 9, "W": 15, "O": 6, "P": 7, "Q": 7}
+    for made in boxed(text, planned=planned):
+        check(made, random_inputs(made, sizes), length=600, misalign=False)
 
 
 def test_blocks_in_any_order_go_through_many_tiles() -> None:
     """Rows behind a box's last are none, though the next image has them: a block writes its own results alone."""
-    text = PLAIN.replace("2,9,11", "3,20,23")
-    for made in boxed(text):
+    for made in (*boxed(PLAIN.replace("2,9,11", "3,20,23")), *boxed(PLANES)):
         for order, multiprocessors in (("backward", 132), (3, 1)):
             check(made, random_inputs(made, {}), length=600, misalign=False, orders=[order],
                   multiprocessors=multiprocessors)
@@ -115,6 +144,12 @@ def test_what_is_infinite_shows_in_its_windows_alone() -> None:
         "[1,1,1,1]", "[1,2,1,2]"),  # columns of windows before their lines
     PLAIN.replace("pads", "strides = [1,9], pads").replace("9,11,72", "9,2,72"),  # no copy leaves so many out
     PLAIN.replace("T[2,9,11,64] t", "T[2,64,9,11] x").replace("x = Transpose<perm = [0,3,1,2]>(t) ", ""),  # channels first
+    THREE.replace("T[2,3,5,7,64] t", "T[2,1,5,7,64] t").replace("t)", "e)").replace(
+        "y) {", "y) <int64[5] s = {2,3,5,7,64}> {").replace("{ x", "{ e = Expand(t, s) x"),  # one plane for all
+    THREE.replace("pads", "strides = [9,1,1], pads").replace("2,3,5,7,24", "2,1,5,7,24"),  # as above
+    "g (T[2,2,3,4,5,64] t, T[24,1,2,2,2,64] v) => (T[2,2,2,3,4,24] y) { x = Transpose<perm = [0,5,1,2,3,4]>(t) "
+    "w = Transpose<perm = [0,5,1,2,3,4]>(v) c = Conv(x, w) y = Transpose<perm = [0,2,3,4,5,1]>(c) }",  # four axes
+    THREE.replace("pads", "group = 2, pads").replace("T[2,3,5,7,64]", "T[2,3,5,7,128]"),
 ])
 def test_others_are_not_copied_so(text: str) -> None:
     made = make(text.replace("T[", "float16["))
@@ -153,19 +188,22 @@ def test_stages_that_are_zeros_in_part_are_waited_for(channels: int, microsecond
     assert isinstance(pace, Pace) and 0.9 * microseconds <= 1e6 * pace.waits <= 1.3 * microseconds
 
 
-def windows(stride: int = 1) -> Windows:
-    axis = WindowAxis(None, None, 3, stride=stride)  # type: ignore[arg-type]
-    return Windows(None, None, 64, axis, axis, ("y", "x", "c"), last=True)  # type: ignore[arg-type]
+def windows(*strides: int) -> Windows:
+    axes = tuple(WindowAxis(None, None, 3, stride=stride) for stride in strides)  # type: ignore[arg-type]
+    return Windows(None, None, 64, axes, ("y", "x", "c"), last=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("rows", "sizes", "expected"), [
-    (128, (2, 16, 16), Box(1, 8, 16)), (128, (32, 56, 56), Box(2, 8, 8)), (128, (32, 7, 7), Box(18, 1, 7)),
-    (128, (1, 1, 1), Box(1, 1, 1)), (256, (4, 256, 256), Box(1, 1, 256)), (192, (2, 64, 64), Box(1, 3, 64)),
+@pytest.mark.parametrize(("rows", "counts", "expected"), [
+    (128, (16, 16, 2), (16, 8, 1)), (128, (56, 56, 32), (8, 8, 2)), (128, (7, 7, 32), (7, 1, 18)),
+    (128, (1, 1, 1), (1, 1, 1)), (256, (256, 256, 4), (256, 1, 1)), (192, (64, 64, 2), (64, 3, 1)),
+    (128, (7, 7, 2, 2), (7, 7, 2, 1)), (128, (14, 14, 4, 2), (14, 2, 4, 1)), (256, (4, 4, 4, 8), (4, 4, 4, 4)),
+    (128, (56, 56, 8, 2), (8, 8, 2, 1)), (128, (3, 5, 7, 9), (3, 5, 7, 1)),
 ])
-def test_boxes_that_the_fewest_are_needed_of(rows: int, sizes: tuple[int, int, int], expected: Box) -> None:
-    found = box_of(windows(), rows, sizes)
-    assert found == expected and found.rows <= rows
+def test_boxes_that_the_fewest_are_needed_of(rows: int, counts: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    found = box_of(windows(*[1] * (len(counts) - 1)), rows, counts)
+    assert found == Box(expected) and found.rows <= rows
 
 
 def test_a_box_of_every_second_place_is_as_large_as_a_copy_may_be() -> None:
-    assert box_of(windows(stride=2), 256, (1, 1, 4096)) == Box(1, 1, 128)
+    assert box_of(windows(2, 2), 256, (4096, 1, 1)) == Box((128, 1, 1))
+    assert box_of(windows(1, 1, 3), 256, (1, 1, 4096, 1)) == Box((1, 1, 86, 1))

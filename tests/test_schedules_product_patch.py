@@ -104,7 +104,10 @@ def test_every_choice(text: str) -> None:
 @pytest.mark.parametrize("text", [
     FIRST.replace("[2,3,30,32] x", "[2,3,480] x").replace("[40,3,3,3]", "[40,3,1]").replace("15,16] y", "480] y").replace(
         "<pads = [1,1,1,1], strides = [2,2]>", ""),
-    STEM.replace("7,7", "15,15").replace("15,19,40", "11,15,40")], ids=["no windows", "large windows"])
+    STEM.replace("7,7", "15,15").replace("15,19,40", "11,15,40"),
+    "g (T[2,3,4,15,17] x, T[40,3,3,3,3] w) => (T[2,4,15,17,40] y) "
+    "{ c = Conv<pads = [1,1,1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }"],
+    ids=["no windows", "large windows", "three axes"])
 def test_where_nothing_is_read_so(text: str) -> None:
     made = make(text.replace("T[", "float16["))
     assert not any("patch" in each.steps[0].kernel for each in made.kernel.plan.variants)

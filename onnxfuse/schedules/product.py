@@ -309,7 +309,7 @@ class _ProductWork:
         function = self.functions[shape.name] = Function(
             f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
         windows, symbols = self.patch.windows, self.lowered.binding.symbols
-        y, x, images = (expression(size, symbols) for size in (windows.y.count, windows.x.count, windows.images))
+        x, y, images = (expression(size, symbols) for size in windows.counts)
         columns = expression(self.patch.parts.columns, symbols)
         blocks = f"{y} {shape.rows // shape.wide} ceil {x} {shape.wide} ceil * {images} * sms {shape.beside} * min"
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
@@ -338,10 +338,10 @@ class _ProductWork:
 
     def _tiles_of_boxes(self, windows: Windows, shape: BoxShape) -> str:
         """The same of tiles that are boxes of windows."""
-        symbols, box = self.lowered.binding.symbols, shape.box
-        sizes = ((windows.x.count, box.wide), (windows.y.count, box.high), (windows.images, box.deep))
-        boxes = " ".join(f"{expression(size, symbols)} {held} ceil" for size, held in sizes)
-        return f"{boxes} * * {self.columns} {shape.columns} ceil *"
+        symbols, sides = self.lowered.binding.symbols, shape.box.sides
+        boxes = " ".join(f"{expression(size, symbols)} {side} ceil"
+                         for size, side in zip(windows.counts, sides, strict=True))
+        return f"{boxes} {'* ' * len(windows.axes)}{self.columns} {shape.columns} ceil *"
 
     def _step(self, function: Function, shape: ProductShape, blocks: str) -> Step:
         """A launch of so many blocks of a new kernel."""

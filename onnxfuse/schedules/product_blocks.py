@@ -157,11 +157,10 @@ class Blocks:
         if self.boxed is None:
             return []
         windows, blocks = self.boxed[0].windows, list[tuple[SpecialisedShape, int, float]]()
-        images, lines, places = map(self.planned, (windows.images, windows.y.count, windows.x.count))
+        counts = tuple(map(self.planned, windows.counts))
         for (rows, columns, turns), rate in self._copying.items():
-            box = box_of(windows, rows, (images, lines, places))
-            taps = windows.x.taps * windows.y.taps
-            shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=taps)
+            box = box_of(windows, rows, counts)
+            shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=windows.taps)
             blocks.append((shape, self._boxes_of(shape), rate))
         return self._quickest(most, blocks, self._box_steps)
 
@@ -174,8 +173,7 @@ class Blocks:
     def _boxes_of(self, shape: BoxShape) -> int:
         """How many tiles of boxes of this shape there are."""
         assert self.boxed is not None
-        windows = self.boxed[0].windows
-        boxes = shape.box.count(*map(self.planned, (windows.images, windows.y.count, windows.x.count)))
+        boxes = shape.box.count(tuple(map(self.planned, self.boxed[0].windows.counts)))
         return boxes * -(-self.planned(self.parts.columns) // shape.columns)
 
     def _quickest(

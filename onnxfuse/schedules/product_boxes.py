@@ -1,16 +1,18 @@
 """Convolutions whose windows the GPU copies by tensor maps: an element of many windows at a time.
 
-A tile's rows are windows that lie in a box: side by side, below one another, and of several images.  What these windows
-see at one of their places lies in a box of the image too, ``stride`` elements apart, which one copy brings, with zeros
-where it is outside.  So a stage is 128 bytes of channels of one place of the windows, or zeros behind the last, and the
-place moves on when all channels were there: the implicit product of Chetlur et al., "cuDNN: Efficient Primitives for
-Deep Learning" (2014), with the addresses left to the copies.
+A tile's rows are windows that lie in a box: side by side, below one another, behind one another where there are three
+axes, and of several images.  What these windows see at one of their places lies in a box of the image too, ``stride``
+elements apart, which one copy brings, with zeros where it is outside.  So a stage is 128 bytes of channels of one place
+of the windows, or zeros behind the last, and the place moves on when all channels were there: the implicit product of
+Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), with the addresses left to the copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
 
 from onnxfuse.graph.dims import dim
 from onnxfuse.ir.tensors import Contract
@@ -22,34 +24,36 @@ from onnxfuse.schedules.product_maps import KINDS, PIECE_BYTES, Mapped, steps_of
 from onnxfuse.schedules.product_parts import ProductParts
 from onnxfuse.schedules.product_shape import STAGE_BYTES, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
-from onnxfuse.schedules.product_windows import WindowAxis, Windows, windows_of
+from onnxfuse.schedules.product_windows import SPATIAL, WindowAxis, Windows, windows_of
 from onnxfuse.schedules.text import Writer
 
-ORDER = ("c", "x", "y", "image")
-"""The axes of an image in memory, the innermost first."""
+SIDES = {"x": "box_wide", "y": "box_high", "z": "box_thick", "image": "box_deep"}
+"""What a kernel's text calls how many windows a box has along each axis."""
+
+BOXES = {"x": "across", "y": "down", "z": "behind"}
+"""The same of how many boxes there are."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Windows of a tile: so many images, lines of each, and windows of each line."""
+    """Windows of a tile: so many along each axis, the innermost first, and of so many images."""
 
-    deep: int
-    high: int
-    wide: int
+    sides: tuple[int, ...]
 
     @property
     def rows(self) -> int:
         """Windows in it."""
-        return self.deep * self.high * self.wide
+        return prod(self.sides)
 
-    def count(self, images: int, lines: int, places: int) -> int:
-        """Boxes over so many windows."""
-        return -(-images // self.deep) * -(-lines // self.high) * -(-places // self.wide)
+    def count(self, windows: Sequence[int]) -> int:
+        """Boxes over so many windows along each axis, and images."""
+        return prod(-(-count // side) for count, side in zip(windows, self.sides, strict=True))
 
 
 @dataclass(frozen=True)
 class Boxed(Mapped):
-    """The image as a tensor in memory, its axes those of ``ORDER``, and its windows."""
+    """The image as a tensor in memory, its axes those of channels, of space from the innermost on, and of images; and
+    its windows."""
 
     windows: Windows
 
@@ -62,14 +66,14 @@ class Boxed(Mapped):
     @property
     def depth(self) -> int:
         """Elements of a window in whole stages."""
-        return self.staged * self.windows.y.taps * self.windows.x.taps
+        return self.staged * self.windows.taps
 
     def boxed(self, box: Box, symbols: Mapping[str, str]) -> TensorMap:
         """What copies one place of all windows of a box, a stage's channels of it."""
-        x, y = self.windows.x, self.windows.y
+        strides = (*(axis.stride for axis in self.windows.axes), 1)
+        held = ((side - 1) * stride + 1 for side, stride in zip(box.sides, strides, strict=True))
         return replace(
-            self.map(1, symbols), element_strides=(1, x.stride, y.stride, 1),
-            box=(STAGE_BYTES // self.size, (box.wide - 1) * x.stride + 1, (box.high - 1) * y.stride + 1, box.deep))
+            self.map(1, symbols), element_strides=(1, *strides), box=(STAGE_BYTES // self.size, *held))
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,13 @@ class Parted(Mapped):
 class BoxShape(SpecialisedShape):
     """A block with a warp that copies, whose tiles are boxes of windows with so many ``taps``."""
 
-    box: Box = Box(1, 1, 1)
+    box: Box = Box((1, 1, 1))
     taps: int = 1
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"{super().name}_{self.box.deep}x{self.box.high}x{self.box.wide}"
+        return f"{super().name}_{'x'.join(map(str, reversed(self.box.sides)))}"
 
     @property
     def choice(self) -> Choice:
@@ -110,12 +114,12 @@ def boxed_of(
         return None
     if parts.size != 2 and weights.across:  # the instruction takes those that lie along the sum alone
         return None
-    image, axes = windows.image, (windows.y, windows.x)
+    image, axes = windows.image, windows.axes
     if not isinstance(image, Load) or image.conditions or image.dtype not in KINDS or parts.has_zeros:
         return None
     steps = steps_of(parts.puller, image.offset) or {}
-    names = tuple(f"@{name}" for name in ORDER)
-    sizes = (dim(windows.channels), windows.x.extent, windows.y.extent, windows.images)
+    names = ("@c", *(f"@{name}" for name in SPATIAL[:len(axes)]), "@image")
+    sizes = (dim(windows.channels), *(axis.extent for axis in axes), windows.images)
     # An axis of one element has no step, and may have any; many that are the same element have none either.
     if any(name not in steps and size != 1 for name, size in zip(names, sizes, strict=True)):
         return None
@@ -131,7 +135,7 @@ def boxed_of(
 
 def _parted(weights: Mapped, windows: Windows) -> Parted:
     """A convolution's weights, whose places lie one behind the other, apart by these."""
-    channels, taps = dim(windows.channels), dim(windows.x.taps * windows.y.taps)
+    channels, taps = dim(windows.channels), dim(windows.taps)
     (step,), (first, second) = weights.strides, weights.sizes
     if weights.across:
         axes, sizes, strides = ("@n", "@c", "@tap"), (first, channels, taps), (step, step * channels)
@@ -140,19 +144,26 @@ def _parted(weights: Mapped, windows: Windows) -> Parted:
     return Parted(weights.input, weights.dtype, axes, strides, sizes, weights.across)
 
 
-def box_of(windows: Windows, rows: int, sizes: tuple[int, int, int]) -> Box:
-    """The box of at most so many windows of which the fewest are needed for these images, lines and places, and of
+def box_of(windows: Windows, rows: int, counts: tuple[int, ...]) -> Box:
+    """The box of at most so many windows of which the fewest are needed for so many along each axis, and images, and of
     those the broadest, whose windows have most in common."""
-    images, lines, places = sizes
-    boxes = [
-        Box(max(1, min(rows // (high * wide), images, MOST_BOX)), high, wide)
-        for wide in _widths(windows.x, places, rows) for high in _widths(windows.y, lines, rows // wide)]
-    return min(boxes, key=lambda box: (box.count(images, lines, places), -box.wide, -box.high, box.rows))
+    return _box_of(tuple(axis.stride for axis in windows.axes), rows, counts)
 
 
-def _widths(axis: WindowAxis, count: int, most: int) -> Iterable[int]:
-    """How many windows along an axis a box may have."""
-    return range(1, min(count, most, (MOST_BOX - 1) // axis.stride + 1) + 1)
+@cache
+def _box_of(strides: tuple[int, ...], rows: int, counts: tuple[int, ...]) -> Box:
+    boxes = (Box(sides) for sides in _sides(strides, rows, counts))
+    return min(boxes, key=lambda box: (box.count(counts), *(-side for side in box.sides[:-1]), box.rows))
+
+
+def _sides(strides: Sequence[int], rows: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """How many windows boxes may have along each axis, and of as many images as there is room for."""
+    if not strides:
+        yield (max(1, min(rows, counts[0], MOST_BOX)),)
+        return
+    for side in range(1, min(counts[0], rows, (MOST_BOX - 1) // strides[0] + 1) + 1):
+        for others in _sides(strides[1:], rows // side, counts[1:]):
+            yield side, *others
 
 
 class BoxText(SpecialisedText):
@@ -170,28 +181,35 @@ class BoxText(SpecialisedText):
             self.extents["k"] = str(operands[0].depth)
             self.end = self.end if self.split > 1 else self.extents["k"]
         size = self._writer(results).size
-        self.counts = {"images": size(self.windows.images), "lines": size(self.windows.y.count),
-                       "places": size(self.windows.x.count)}
+        self.axes = dict(zip(SPATIAL, self.windows.axes, strict=False))
+        self.counts = dict(zip((*self.axes, "image"), map(size, self.windows.counts), strict=True))
+        self.sides = {name: SIDES[name] for name in self.counts}
 
     def _constants(self) -> list[str]:
-        box = self.box
+        names = [*reversed(self.sides.values())]
+        sides = [f"{name} = {side}" for name, side in zip(names, reversed(self.box.sides), strict=True)]
         return [
-            *super()._constants(),
-            f"constexpr int box_deep = {box.deep}, box_high = {box.high}, box_wide = {box.wide};",
-            "constexpr int box_rows = box_deep * box_high * box_wide;"]
+            *super()._constants(), f"constexpr int {', '.join(sides)};",
+            f"constexpr int box_rows = {' * '.join(names)};"]
 
     def _tiles(self) -> str:
-        counts = self.counts
-        return (f"const idx across = ({counts['places']} + box_wide - 1) / box_wide, "
-                f"down = ({counts['lines']} + box_high - 1) / box_high, "
-                f"below = across * down * (({counts['images']} + box_deep - 1) / box_deep), "
+        boxes = {name: f"({self.counts[name]} + {side} - 1) / {side}" for name, side in self.sides.items()}
+        along = [f"{BOXES[name]} = {boxes[name]}, " for name in self.axes]
+        return (f"const idx {''.join(along)}below = {' * '.join(self._boxes)} * ({boxes['image']}), "
                 f"beyond = ({self.extents['n']} + own_columns - 1) / own_columns;")
 
+    @property
+    def _boxes(self) -> list[str]:
+        """How many boxes there are along each axis."""
+        return [BOXES[name] for name in self.axes]
+
     def _begins(self, down: str, right: str) -> list[str]:
+        firsts = [f"first_{name} = {_digit('box', place, self._boxes)} * {self.sides[name]}"
+                  for place, name in enumerate(self.sides)]
         return [
             f"const idx box = {down}, first_n = {right} * own_columns;",
-            "const idx first_x = box % across * box_wide, first_y = box / across % down * box_high;",
-            "const idx first_image = box / (across * down) * box_deep;",
+            f"const idx {', '.join(firsts[:-1])};",
+            f"const idx {firsts[-1]};",
         ]
 
     def _at(self, loop: str, operand: Mapped, writer: Writer) -> list[str]:
@@ -203,12 +221,13 @@ class BoxText(SpecialisedText):
     def _copied(self, place: int, operand: Mapped, writer: Writer) -> list[str]:
         if place:
             return super()._copied(place, operand, writer)
-        x, y, staged = self.windows.x, self.windows.y, self.staged
+        taps = [str(axis.taps) for axis in self.axes.values()]
+        found = [f"tap_{name} = {_digit('tap', each, taps[:-1])}" for each, name in enumerate(self.axes)]
+        at = [f"(int)(start % {self.staged})", *(self._along(*each) for each in self.axes.items()), "(int)first_image"]
         return [
             "{",
-            f"  const int tap = (int)(start / {staged}), tap_x = tap % {x.taps}, tap_y = tap / {x.taps};",
-            f"  const int at[] = {{(int)(start % {staged}), {self._along('x', x)}, {self._along('y', y)}, "
-            "(int)first_image};",
+            f"  const int tap = (int)(start / {self.staged}), {', '.join(found)};",
+            f"  const int at[] = {{{', '.join(at)}}};",
             f"  of::copy_tile(left_tiles + turn * rows * depth, m{self.first}, here + turn, at);",
             "}",
         ]
@@ -219,14 +238,16 @@ class BoxText(SpecialisedText):
         return f"(int)(first_{name} * {axis.stride} + {start}) + tap_{name} * {axis.dilation}"
 
     def _row_at(self, place: str, name: str, valid: str = "") -> list[str]:
-        counts = self.counts
+        sides = [*self.sides.values()][:-1]
+        found = [f"{axis} = first_{axis} + {_digit('place', each, sides)}" for each, axis in enumerate(self.sides)]
+        within = " && ".join(f"{axis} < {count}" for axis, count in self.counts.items())
+        row = "image"
+        for axis in reversed(self.axes):
+            row = f"{row if row == 'image' else f'({row})'} * {self.counts[axis]} + {axis}"
         return [
             f"const int place = {place};",
-            "const idx x = first_x + place % box_wide, y = first_y + place / box_wide % box_high, "
-            "image = first_image + place / (box_wide * box_high);",
-            f"const idx {name} = {valid}place < box_rows && x < {counts['places']} && y < {counts['lines']} && "
-            f"image < {counts['images']} ? (image * {counts['lines']} + y) * {counts['places']} + x : "
-            f"(idx){self.extents['m']};",
+            f"const idx {', '.join(found)};",
+            f"const idx {name} = {valid}place < box_rows && {within} ? {row} : (idx){self.extents['m']};",
         ]
 
     def _near(self) -> list[str]:
@@ -242,3 +263,10 @@ class BoxText(SpecialisedText):
 
     def _row_of(self, name: str) -> list[str]:
         return self._row_at("first_row + line", name, "share < 16 && " if self.split > 1 else "")
+
+
+def _digit(number: str, place: int, sizes: Sequence[str]) -> str:
+    """A digit of a number, the lowest first, each of which but the last has so many values."""
+    below = " * ".join(sizes[:place])
+    digits = number if not place else f"{number} / {below}" if place == 1 else f"{number} / ({below})"
+    return f"{digits} % {sizes[place]}" if place < len(sizes) else digits

@@ -160,7 +160,8 @@ def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) 
     """The same with the left operand's rows as windows."""
     loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
     windows = None if loop is None else windows_of(contract, parts)
-    if windows is None or not 0 < windows.depth <= MOST_PIXELS_DEPTH:
+    # A piece of an image is lines of it, not planes.
+    if windows is None or len(windows.axes) > 2 or not 0 < windows.depth <= MOST_PIXELS_DEPTH:
         return None
     lanes, guards = result_lanes(parts, planned, None if loop == "@n" else windows.x.count)
     if side_of(parts, parts.left, "@m", planned).width == 1:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.tensors import Contract, Window
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.product_parts import ProductParts
+
+SPATIAL = ("x", "y", "z")
+"""The spatial axes of an image, the innermost first."""
 
 
 @dataclass(frozen=True)
@@ -28,27 +32,47 @@ class WindowAxis:
 
 @dataclass(frozen=True)
 class Windows:
-    """A convolution along one axis or two.
+    """A convolution along one to three axes.
 
     Attributes:
-        image: its element at (``@image``, ``@c``, ``@y``, ``@x``); images, channels: how many.
-        y, x: the spatial axes, y of one place where there is one.
-        order: what the summed loops are, outermost first: of "c", "y" and "x".
+        image: its element at ``@image``, ``@c`` and, by their names in ``SPATIAL``, all axes; images, channels: how
+            many.
+        axes: the spatial axes, two at least, x first: y of one place where there is one.
+        order: what the summed loops are, outermost first: of "c" and those of ``SPATIAL``.
         last: whether neighbouring channels lie side by side.
     """
 
     image: Scalar
     images: Dim
     channels: int
-    y: WindowAxis
-    x: WindowAxis
+    axes: tuple[WindowAxis, ...]
     order: tuple[str, ...]
     last: bool
 
     @property
+    def x(self) -> WindowAxis:
+        """The innermost axis."""
+        return self.axes[0]
+
+    @property
+    def y(self) -> WindowAxis:
+        """That around it."""
+        return self.axes[1]
+
+    @property
+    def taps(self) -> int:
+        """Places of a window."""
+        return prod(axis.taps for axis in self.axes)
+
+    @property
     def depth(self) -> int:
         """Elements of a window."""
-        return self.channels * self.y.taps * self.x.taps
+        return self.channels * self.taps
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        """Windows along each axis, and images."""
+        return (*(axis.count for axis in self.axes), self.images)
 
 
 def has_windows(contract: Contract) -> bool:
@@ -58,7 +82,7 @@ def has_windows(contract: Contract) -> bool:
 
 def windows_of(contract: Contract, parts: ProductParts) -> Windows | None:
     """The windows that the left operand's rows are, of one element along axes on which none slides; None where rows are
-    of something else than images with one axis or two."""
+    of something else than images with one axis to three."""
     side = int(parts.swapped)
     left, loops = contract.operands[side], contract.axes[side]
     window = left if isinstance(left, Window) else Window(left.dtype, left.shape, left, (), (), (), ())
@@ -67,21 +91,20 @@ def windows_of(contract: Contract, parts: ProductParts) -> Windows | None:
     summed = [axis for axis, loop in loop_of.items() if loop >= contract.rank and axis not in window.axes]
     lone = [axis for axis in loop_of if axis not in summed]
     rows = contract.columns if side else contract.rows
-    if contract.batch or len(summed) != 1 or not 2 <= len(lone) <= 3 or lone[0] in window.axes:
+    if contract.batch or len(summed) != 1 or not 2 <= len(lone) <= 1 + len(SPATIAL) or lone[0] in window.axes:
         return None
     images, *spatial = lone
     channels = image.shape[summed[0]].value
-    axes = [_axis(window, axis) for axis in spatial]
-    if channels is None or None in axes or rows != tuple(loop_of[axis] for axis in (images, *spatial)):
+    axes = [axis for place in reversed(spatial) if (axis := _axis(window, place)) is not None]
+    if channels is None or len(axes) < len(spatial) or rows != tuple(loop_of[axis] for axis in (images, *spatial)):
         return None
-    names = {summed[0]: "c", **dict(zip(spatial, "yx"[-len(axes):], strict=True))}
+    names = {summed[0]: "c", **dict(zip(reversed(spatial), SPATIAL, strict=False))}
     within = {loop_of[summed[0]]: "c", **{loops[window.place_of(axis) + 1]: names[axis] for axis in window.axes}}
     order = tuple(within[loop] for loop in range(contract.rank, len(contract.loops)))
     space = parts.puller.space
     at = tuple(space.base(f"@{names.get(axis, 'image')}", image.shape[axis]) for axis in range(image.rank))
-    y, x = axes if len(axes) == 2 else (WindowAxis(dim(1), dim(1)), axes[0])
-    assert y is not None and x is not None
-    return Windows(parts.puller.element(image, at), image.shape[images], channels, y, x, order,
+    flat = () if len(axes) > 1 else (WindowAxis(dim(1), dim(1)),)
+    return Windows(parts.puller.element(image, at), image.shape[images], channels, (*axes, *flat), order,
                    summed[0] == image.rank - 1)
 
 
