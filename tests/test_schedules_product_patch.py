@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, make, only, random_inputs, told
+from kernel_harness import Made, check, make, only, random_inputs, short_inputs, told
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
@@ -73,6 +73,23 @@ def test_vectors_of_windows_are_stored() -> None:
     made = patched(FIRST)
     assert "constexpr int width = 8;" in made.kernel.source and "- width)" in made.kernel.source
     check(made, random_inputs(made, {}), length=150)
+
+
+@pytest.mark.parametrize("text", [STEM, FIRST], ids=["last", "first"])
+def test_float32_is_rounded_to_what_tensor_cores_read(text: str) -> None:
+    made = make(text.replace("T[", "float["))
+    variant, *others = made.kernel.plan.variants
+    assert variant.steps[0].kernel.startswith("product_patch_") and "80 sm <=" in variant.guards
+    assert others and not any("80 sm <=" in other.guards for other in others)
+    made = only(made, [replace(variant, guards=())])
+    check(made, short_inputs(made, {}), length=150, misalign=False)
+
+
+def test_two_results_have_room_to_be_laid_out() -> None:
+    """Two pieces of both, of 16 windows each, are no more than what a warp lays out sums in."""
+    made = patched(STEM.replace("y) {", "y, T[2,15,19,40] z) {").replace(" }", " z = Transpose<perm = [0,2,3,1]>(c) }")
+                   .replace("40", "24"))
+    check(made, random_inputs(made, {}), length=150, misalign=False)
 
 
 def test_blocks_in_any_order_go_through_many_tiles() -> None:

@@ -63,7 +63,8 @@ def has_few_channels(node: Node) -> bool:
     """Whether no vector of an image's channels is to be had: kernels bring such by elements, however they lie."""
     weights = node.inputs[1] if is_dense(node) and len(node.inputs) > 1 else None
     channels = None if weights is None or weights.shape is None else weights.shape[1].value
-    return weights is not None and is_narrow(weights) and channels is not None and 2 * channels < VECTOR_BYTES
+    size = TYPES[FLOAT if weights is None or weights.dtype is None else weights.dtype].size
+    return channels is not None and channels * size < VECTOR_BYTES
 
 
 def convolution_seconds(node: Node, costs: CostModel) -> float | None:

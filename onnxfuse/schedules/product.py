@@ -27,7 +27,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
-from onnxfuse.schedules.product_blocks import MOST_TILES, Blocks
+from onnxfuse.schedules.product_blocks import MOST_TILES, RESULTS, Blocks
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
@@ -65,6 +65,12 @@ BOX_TEXTS: Mapping[int, type[BoxText]] = {1: IntegerBoxText, 2: BoxText, 4: Roun
 
 MULTIPLYING = {1: ("int8", "warpgroup", "int8_together"), 2: ("warpgroup",), 4: ("tf32", "warpgroup", "tf32_together")}
 """Headers of products, likewise."""
+
+LEAST_HALF = 32
+"""Columns of half of the least tile whose windows a warp copies."""
+
+TF32_CORES = "80 sm <="
+"""The guard of GPUs that multiply TF32."""
 
 OTHERWISE_ROUNDED = 2.0**-9
 """Share of the largest result that operands cut off after TF32's digits are off by, and not rounded: 2^-11 of each, and
@@ -180,15 +186,17 @@ class _ProductWork:
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))
-        self._variants(first, own, [] if patched else [general, self.blocks.own(together=False)])
+        alone = patched and not self.parts.rounds
+        self._variants(first, own, [] if alone else [general, self.blocks.own(together=False)])
         plan = replace(
             make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps),
             scratch=(str(WORKSPACE),) if isinstance(first, LibraryShape) else ())
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
+        pieces = ["patch_tf32" if self.parts.rounds else "patch"] if patched or pixels else []
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
-                   *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched or pixels else []),
+                   *(["tensor_copies", "cluster"] if self.maps else []), *pieces,
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         choices = tuple(each for each, shape in offered.items() if shape != own)
@@ -198,9 +206,10 @@ class _ProductWork:
 
     def _pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
         """What the time of a kernel that begins with such a block follows from."""
-        if isinstance(shape, PatchShape) and self.patch is not None:
-            return pace_of(self.patch, shape, self.blocks.at)
-        return self.blocks.pace(shape)
+        if not isinstance(shape, PatchShape) or self.patch is None:
+            return self.blocks.pace(shape)
+        pace = pace_of(self.patch, shape, self.blocks.at)
+        return pace if pace is None or not self.parts.rounds else replace(pace, results=RESULTS[1])
 
     def _variants(self, first: ProductShape | LibraryShape | None, own: ProductShape, general: Sequence[ProductShape]
                   ) -> None:
@@ -245,8 +254,11 @@ class _ProductWork:
         return pixel_shapes_of(self.patch, self.blocks.planned)
 
     def _fills_little(self) -> bool:
-        """Whether a pixel's channels are no stage of those that tensor maps copy."""
-        return self.patch is not None and self.patch.windows.channels * self.parts.size < STAGE_BYTES
+        """Whether a pixel's channels are no stage of those that tensor maps copy, and, of float32, results no half of
+        the least tile: so such were the quicker ones (H100, 26 convolutions)."""
+        if self.patch is None or self.patch.windows.channels * self.parts.size >= STAGE_BYTES:
+            return False
+        return not self.parts.rounds or self.blocks.planned(self.patch.parts.columns) <= LEAST_HALF
 
     def _meets(self) -> bool:
         """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of
@@ -315,8 +327,9 @@ class _ProductWork:
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
         step = entry.step(blocks, f"{columns} {shape.columns} ceil", str(shape.shared))
+        rounding = (TF32_CORES,) if self.parts.rounds else ()
         self.variants.append(Variant(
-            Product().words(shape.choice), (step,), (*guards, *self.patch.guards, *_fitting(shape))))
+            Product().words(shape.choice), (step,), (*rounding, *guards, *self.patch.guards, *_fitting(shape))))
 
     def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps share what is summed over, where rows are few."""

@@ -40,8 +40,9 @@ from onnxfuse.schedules.text import indented, unrolled
 ROWS, WARPS = 128, 4
 """Windows of a tile, 32 for each warp."""
 
-MOST_DEPTH, MOST_PIXELS_DEPTH = 512, 896
-"""Elements of a window, at most, one by one or in vectors: weights of all of them are in shared memory."""
+MOST_WINDOW, MOST_PIXELS = 1024, 1792
+"""Bytes of a window, at most, whose elements come one by one or in vectors: weights of all of them are in shared
+memory."""
 
 MOST_PATCH = 24 * 1024
 """Bytes of the piece of an image, at most."""
@@ -49,16 +50,20 @@ MOST_PATCH = 24 * 1024
 WIDE, BROAD = (16, 32), (16, 32, 64, 128)
 """Windows of a tile side by side, and its columns."""
 
-TILE, BROUGHT, STORED, SUMMED = 0.2e-6, 1.0e-10, 1.1e-8, 1.2e-10
-"""Seconds of a tile: in any case, for each element that lanes bring, for each column, and for each element of its
-windows (H100: of 14 ways of eight convolutions 0.85 to 1.15 of what is predicted so, and the fewest columns least)."""
+TILE, BROUGHT = 0.2e-6, 1.0e-10
+"""Seconds of a tile in any case, and for each element that lanes bring."""
+
+STORED, SUMMED = {2: 1.1e-8, 4: 1.5e-8}, {2: 0.6e-10, 4: 0.9e-10}
+"""By the bytes of an element, seconds of a tile for each column and, of that, for each byte of its windows (H100: 14
+ways of eight convolutions of float16 took 0.85 to 1.15 times as long as is predicted so, 12 of float32 0.9 to 1.15)."""
 
 AT_ONCE, LESS_AT_ONCE = 4, 2
 """Lines of the piece that a warp asks for at once, and where results have their channels first, which takes registers.
 """
 
-STRIPE = 8
-"""Elements by which a row of weights is longer than it is, so that rows lie in different banks."""
+STEP_BYTES, STRIPE_BYTES = 32, 16
+"""Of a window, what is multiplied at once; by which a row of weights is longer than it is, so that rows lie in
+different banks."""
 
 LINE = 16 + 4
 """Numbers from one channel's sums of 16 windows in shared memory to the next one's, which lie in other banks."""
@@ -91,13 +96,14 @@ class Patch:
 class PatchShape(ProductShape):
     """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch of so many
     elements, which lanes bring as so many, with a window's ``depth`` rounded up; ``first``: whether results have their
-    channels first."""
+    channels first; ``size``: bytes of an element."""
 
     wide: int = 16
     patch: int = 0
     brought: int = 0
     depth: int = 0
     first: bool = False
+    size: int = 2
 
     @property
     def name(self) -> str:
@@ -123,17 +129,18 @@ class PatchShape(ProductShape):
     @property
     def shared(self) -> int:
         """Bytes of shared memory: weights, the patch, each warp's sums of 16 windows, offsets."""
-        return self.weighed + _sixteenths(2 * self.patch) + 4 * WARPS * self.laid + 4 * self.depth
+        return self.weighed + _sixteenths(self.size * self.patch) + 4 * WARPS * self.laid + 4 * self.depth
 
     @property
     def weighed(self) -> int:
         """Bytes of the weights in shared memory."""
-        return _sixteenths(2 * self.columns * (self.depth + STRIPE))
+        return _sixteenths(self.columns * (self.size * self.depth + STRIPE_BYTES))
 
     @property
     def seconds(self) -> float:
         """Of one tile where all multiprocessors have some."""
-        return TILE + BROUGHT * self.brought + self.columns * (STORED + SUMMED * self.depth)
+        column = STORED[self.size] + SUMMED[self.size] * self.size * self.depth
+        return TILE + BROUGHT * self.brought + self.columns * column
 
     @property
     def beside(self) -> int:
@@ -147,13 +154,10 @@ def _sixteenths(size: int) -> int:
 
 def patch_of(products: Sequence[Contract], parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
     """A product as a convolution of few channels, or of pixels in vectors; None where it is none."""
-    if len(products) != 1 or parts.rounds:
-        return None
-    contract = products[0]
-    if not has_windows(contract):
+    if len(products) != 1 or not has_windows(products[0]):
         return None
     ways = (parts, other_way(parts, products))
-    return next((found for each in ways if each is not None and (found := _patch(contract, each, planned))), None)
+    return next((found for each in ways if each is not None and (found := _patch(products[0], each, planned))), None)
 
 
 def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
@@ -161,11 +165,11 @@ def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) 
     loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
     windows = None if loop is None else windows_of(contract, parts)
     # A piece of an image is lines of it, not planes.
-    if windows is None or len(windows.axes) > 2 or not 0 < windows.depth <= MOST_PIXELS_DEPTH:
+    if windows is None or len(windows.axes) > 2 or not 0 < windows.depth * parts.size <= MOST_PIXELS:
         return None
     lanes, guards = result_lanes(parts, planned, None if loop == "@n" else windows.x.count)
     if side_of(parts, parts.left, "@m", planned).width == 1:
-        return Patch(parts, windows, lanes, guards) if windows.depth <= MOST_DEPTH else None
+        return Patch(parts, windows, lanes, guards) if windows.depth * parts.size <= MOST_WINDOW else None
     pixel = side_along(parts, windows.image, "@c", parts.lanes("@c", parts.width), planned)
     if pixel is None or windows.order[-1] != "c":
         return None
@@ -176,19 +180,25 @@ def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) 
 
 def shapes_of(patch: Patch, planned: Callable[[Dim], int]) -> list[PatchShape]:
     """Tiles that may be quickest at the planned sizes, those first that are expected to take least."""
-    windows, columns = patch.windows, planned(patch.parts.columns)
-    depth, least = -(-windows.depth // 16) * 16, BROAD[0] if columns <= BROAD[0] else BROAD[1]
+    windows, columns, size = patch.windows, planned(patch.parts.columns), patch.parts.size
+    depth, least = depth_of(patch), BROAD[0] if columns <= BROAD[0] else BROAD[1]
     found = []
     for broad in BROAD:
         for wide in WIDE:
             lines, line = windows.y.span(ROWS // wide), windows.x.span(wide)
             strips, strip = (lines, line * windows.channels) if windows.last else (lines * windows.channels, line)
             shape = PatchShape(ROWS, broad, 1, wide=wide, patch=windows.channels * lines * line, depth=depth,
-                               brought=strips * -(-strip // 32) * 32, first=patch.first)
-            if (broad == least or least < broad < 2 * columns) and 2 * shape.patch <= MOST_PATCH:
+                               brought=strips * -(-strip // 32) * 32, first=patch.first, size=size)
+            if (broad == least or least < broad < 2 * columns) and size * shape.patch <= MOST_PATCH:
                 found.append(shape)
     return sorted((shape for shape in found if shape.shared <= MOST_SHARED), key=lambda shape: busiest(
         patch, shape, planned))
+
+
+def depth_of(patch: Patch) -> int:
+    """Elements of a window as they are multiplied."""
+    step = STEP_BYTES // patch.parts.size
+    return -(-patch.windows.depth // step) * step
 
 
 def busiest(patch: Patch, shape: PatchShape, planned: Callable[[Dim], int]) -> float:
@@ -211,7 +221,7 @@ def pace_of(patch: Patch, shape: PatchShape, at: Callable[[Dim], int | None]) ->
     known = {size: found for size, found in sizes.items() if found is not None}
     if len(known) < len(sizes):
         return None
-    weights = BROUGHT * shape.columns * shape.depth
+    weights = BROUGHT / 2 * shape.size * shape.columns * shape.depth
     tiles = _most_tiles(patch, shape, known.__getitem__)
     return Pace(tiles, 1, 0, whole=weights + tiles * shape.seconds)
 
@@ -226,6 +236,10 @@ class PatchText(ProductText):
         sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
         super().__init__(parts, sides, patch.results, shape, sizes)
         self.patch, self.windows, self.tile = patch, patch.windows, shape
+        # Two pieces of 16 windows of all outputs, in what a warp has to lay out sums.
+        bytes_each = 2 * 16 * sum(TYPES[output.dtype].size for output in parts.lowered.program.outputs)
+        while self.widest * bytes_each > 4 * shape.laid:
+            self.widest //= 2
 
     def text(self) -> Body:
         """All of it."""
@@ -250,7 +264,7 @@ class PatchText(ProductText):
                 *self._filled_patch(),
                 "__syncthreads();",
                 "float sums[2][columns / 8][4] = {};",
-                f"of::multiply_patch<T, wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
+                f"of::{self._named('multiply_patch')}wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
                 "sums, patch, offsets, weights, warp * 32);",
                 *self._stored(),
             ]),
@@ -270,7 +284,8 @@ class PatchText(ProductText):
         return [
             f"using T = {TYPES[self.parts.left.dtype].storage};",
             f"constexpr int wide = {shape.wide}, high = {high}, columns = {shape.columns}, threads = {32 * WARPS};",
-            f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE}, channels = {windows.channels};",
+            f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE_BYTES // shape.size};",
+            f"constexpr int channels = {windows.channels};",
             f"constexpr int line = {windows.x.span(shape.wide)}, lines = {windows.y.span(high)};",
             f"constexpr int own_columns = columns, long_row = {LINE if self.patch.first else f'columns + {FLOATS}'};",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
@@ -283,9 +298,11 @@ class PatchText(ProductText):
 
     def _pieces(self) -> list[str]:
         """Where the piece of the image is, and what sums are laid out in behind it."""
+        tile = self.tile
         return [
-            f"T* const patch = weights + {self.tile.weighed // 2};",
-            f"float* const laid = reinterpret_cast<float*>(patch + {_sixteenths(2 * self.tile.patch) // 2});",
+            f"T* const patch = weights + {tile.weighed // tile.size};",
+            "float* const laid = reinterpret_cast<float*>(patch + "
+            f"{_sixteenths(tile.size * tile.patch) // tile.size});",
         ]
 
     def _weights(self) -> list[str]:
@@ -301,7 +318,7 @@ class PatchText(ProductText):
                 "float x[1] = {};",
                 f"if (n < {self.extents['n']} && k < {self.windows.depth}) {{",
                 *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"x[v] = {value};"]), "}",
-                "of::store(weights + item / depth * pitch + item % depth, of::pack<T>(x));",
+                f"of::store(weights + item / depth * pitch + item % depth, {self._packed('x')});",
             ]),
             "}",
         ]
@@ -339,11 +356,19 @@ class PatchText(ProductText):
                     "float value[1] = {};",
                     f"if (inside && item < {wide} && x >= 0 && x < {size(x.extent)}) {{",
                     *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"value[v] = {value};"]), "}",
-                    f"if (item < {wide}) of::store(patch + (c * lines + py) * line + px, of::pack<T>(value));",
+                    f"if (item < {wide}) of::store(patch + (c * lines + py) * line + px, {self._packed('value')});",
                 ]),
             ]),
             "}",
         ]
+
+    def _named(self, function: str) -> str:
+        """A function's name, as far as to its numbers."""
+        return f"{function}_tf32<" if self.parts.rounds else f"{function}<T, "
+
+    def _packed(self, values: str) -> str:
+        """A vector as it is multiplied."""
+        return f"of::pack_tf32({values})" if self.parts.rounds else f"of::pack<T>({values})"
 
     def _held(self) -> Held:
         return Held("2", 16, self.shape.columns)
