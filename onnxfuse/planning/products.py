@@ -21,7 +21,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_narrow, multiplied, slides
+from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
@@ -67,12 +67,13 @@ def _foreseen(
     costs = maker.costs
     if _rounds(own) and maker.keeps_float32() is not None:
         return None
-    if is_dense(own) and not context.objective.channels_last:
+    grouped = is_in_groups(own)
+    if (grouped or is_dense(own)) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
     batched = batched_seconds(own, costs)
     if batched is not None:
         return batched
-    kernel = maker.with_kernel(made) if _is_foreseen(node, facts) else None
+    kernel = maker.with_kernel(made) if _is_foreseen(node, facts) and not grouped else None
     paced = costs.paced(kernel) if isinstance(kernel, Region) else None
     return None if paced is None else LIBRARY * paced
 
