@@ -1,12 +1,14 @@
-"""What convolutions in groups are predicted to take, beside what an H100 took."""
+"""What convolutions in groups are predicted to take, by themselves and fused, beside what an H100 took."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import pytest
-from kernel_harness import parse
+from kernel_harness import make, parse, with_constants
+from unmeasured import UNMEASURED
 
 from onnxfuse.graph import build_graph
 from onnxfuse.graph.load import from_proto
@@ -19,6 +21,7 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.library import convolution_seconds
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.region import Region
 
 H100 = find_profile("H100")
 TYPES = {"float16": 0, "float": 1}
@@ -71,11 +74,22 @@ MEASURED = (
     Case((1, 256, 56, 56), 4, 3, (25.2, 29.1), (11.6, 31.1)),
 )
 """Microseconds (benchmarks/results/2026-11-28-h100-float32.md)."""
+FOUR_CHANNELS, SPEECH = MEASURED[0], MEASURED[12]
 
 
 def planned(text: str, profile: Profile = H100, **options: object) -> Optimised:
     wanted = {"verify": False, "database": False, "compile": False, "disable": ["layouts"], **options}
     return optimise(parse(text), Options(target=profile, **wanted))  # type: ignore[arg-type]
+
+
+def holding(made: Optimised) -> list[Region]:
+    """Regions of a plan with a convolution."""
+    return [each for each in made.plan.with_products if any(node.op == "Conv" for node in each.nodes)]
+
+
+def is_fused(case: Case, kind: str, **options: object) -> bool:
+    return any(node.op == "Conv" for region in planned(case.text(kind), **options).plan.fusions  # type: ignore[arg-type]
+               for node in region.nodes)
 
 
 @pytest.mark.parametrize(("kind", "least", "quarter"), [("float16", 0.87, 1.04), ("float", 0.69, 1.1)])
@@ -86,6 +100,36 @@ def test_the_runtime_took_what_is_predicted_and_more(kind: str, least: float, qu
         costs = planned(case.text(kind)).costs
         ratios.append(case.runtime[TYPES[kind]] / (1e6 * costs.total(())))
     assert least < min(ratios) and quarter < sorted(ratios)[len(ratios) // 4] and median(ratios) < 1.3
+
+
+@pytest.mark.parametrize(("kind", "middle"), [("float16", 0.89), ("float", 0.93)])
+def test_kernels_took_no_longer_than_is_predicted(kind: str, middle: float) -> None:
+    ratios = []
+    for case in MEASURED:
+        made = planned(case.text(kind), eager=True)
+        seconds = made.costs.paced(max(holding(made), key=lambda region: len(region.nodes)))
+        assert seconds is not None
+        ratios.append(case.fused[TYPES[kind]] / (1e6 * seconds))
+    assert min(ratios) > 0.5 and max(ratios) < 1.11 and median(ratios) > middle
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_those_are_fused_that_were_measured_to_gain(kind: str) -> None:
+    """Most of them, and none that was not: of float32 with windows hardly any."""
+    gains = {case: case.runtime[TYPES[kind]] / case.fused[TYPES[kind]] for case in MEASURED}
+    fused = {case for case in MEASURED if is_fused(case, kind)}
+    assert min(gains[case] for case in fused) > 1.4
+    assert len(fused) == {"float16": 17, "float": 6}[kind]
+    assert SPEECH in fused and FOUR_CHANNELS not in fused
+
+
+def test_where_nothing_was_measured_of_tiles_nothing_is_predicted() -> None:
+    assert not is_fused(SPEECH, "float16", profile=UNMEASURED)
+    assert is_fused(SPEECH, "float16", profile=find_profile("H200"))
+    bare = H100.model_copy(update={"peaks": H100.peaks.model_copy(update={"tf32_matrix": 0.0})})
+    assert convolution_seconds(*alone("64,16,3,3", profile=bare)) is None
+    nodes = planned(SPEECH.text("float16"), provider_options={"prefer_nhwc": "1"})
+    assert 1e6 * nodes.costs.total(()) < 500  # the runtime lays it out, and has other kernels
 
 
 def alone(weights: str, image: str = "16,64,32,32", options: str = "", kind: str = "float16", groups: int = 4,
@@ -144,3 +188,55 @@ def test_few_rows_are_not_known() -> None:
 def test_which_these_are(weights: str, groups: int, kind: str, found: bool) -> None:
     node, _ = alone(weights, groups=groups, kind=kind)
     assert is_in_groups(node) is found
+
+
+def waits(text: str) -> tuple[int, float]:
+    """Tiles of the busiest multiprocessor and the microseconds that each takes."""
+    pace = make(text, schedule="product").kernel.pace
+    assert pace is not None and pace.stages == 1 and not pace.flops
+    return pace.tiles, 1e6 * pace.waits
+
+
+@pytest.mark.parametrize(("case", "kind", "tiles", "microseconds"), [
+    (MEASURED[1], "float16", 24, 128 * 72 * 0.08e-3 + 0.25),
+    (MEASURED[3], "float16", 2, 128 * 288 * (0.08e-3 + 0.2e-3 * 32 / 1024) + 0.25 + 32 * 128 * 0.25e-3),
+    (SPEECH, "float16", 4, 128 * 6144 * 0.28e-3 + 0.25), (SPEECH, "float", 4, 128 * 6144 * 0.6e-3 + 0.9),
+    (MEASURED[16], "float16", 1, 9 * 0.95 + 0.25 + 64 * 64 * 0.25e-3),
+    (FOUR_CHANNELS, "float16", 96, 128 * 36 * 0.08e-3 + 0.25 + 64 * 36 * 0.85e-3)],
+    ids=["8 channels", "results one by one", "long sums", "of float32", "alone", "weights one by one"])
+def test_tiles_take_what_their_threads_gather(case: Case, kind: str, tiles: int, microseconds: float) -> None:
+    assert waits(case.text(kind)) == (tiles, pytest.approx(microseconds))
+
+
+def test_channels_last_as_much_is_taken_for_granted() -> None:
+    """Rows are places there; of few nothing is known."""
+    text = ("g (float16[16,28,28,256] x, float16[256,3,3,8] w) => (float16[16,28,28,256] y) { "
+            "t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w) "
+            "p = Conv<group = 32, pads = [1,1,1,1]>(t, v) y = Transpose<perm = [0,2,3,1]>(p) }")
+    assert waits(text) == (24, pytest.approx(2 * 0.95 / 2 + 0.25))  # two blocks at a time
+    few = text.replace("16,28,28", "1,7,9")
+    assert make(few, schedule="product").kernel.pace is None
+    assert make(few.replace("1,7,9", "1,8,8"), schedule="product").kernel.pace is not None
+
+
+def test_products_of_matrices_are_none_of_these() -> None:
+    text = "g (float16[32,256,64] a, float16[32,64,256] b) => (float16[32,256,256] y) { y = MatMul(a, b) }"
+    assert make(text, schedule="product").kernel.pace is not None  # by copies
+    odd = text.replace("64", "63")
+    assert make(odd, schedule="product").kernel.pace is None
+
+
+def test_computed_weights_are_read_as_they_lie() -> None:
+    """Beside dense convolutions between which values lie channels-last: no pair of transposes lays such weights out."""
+    dense = " ".join(f"c{place} = Conv<pads = [1,1]>(x{place}, w{place}, b) x{place + 1} = Relu(c{place})"
+                     for place in range(5))
+    weights = ", ".join(f"float16[768,768,3] w{place}" for place in range(5))
+    model = parse(f"g (float16[4,768,400] x0, float16[768,48,128] v, float16[768] b, {weights}) => "
+                  f"(float16[4,768,401] y) {{ {dense} s = Sqrt(v) "
+                  f"p = Conv<group = 16, pads = [64,64]>(x5, s, b) y = Relu(p) }}")
+    constant = np.full((768, 768, 3), 0.1, np.float16)
+    model = with_constants(model, {f"w{place}": constant for place in range(5)})
+    made = optimise(model, Options(target=H100, verify=False, database=False, compile=False))
+    (region,) = (each for each in made.plan.fusions if any(map(is_in_groups, each.nodes)))
+    laid = [each for each in made.plan.fusions if any(node.op == "Transpose" for node in each.nodes)]
+    assert laid and region not in laid

@@ -97,6 +97,8 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     if measures:
         _offer_integers(products, pool, context)
         _offer_folded(multiplied, pool, context)
+    if pool.maker.costs.knows_tiles:
+        _offer_as_before(filter(is_in_groups, multiplied), pool, context)
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
@@ -108,6 +110,15 @@ def _offer_folded(products: list[Node], pool: CandidatePool, context: Context) -
         if core := pool.maker.folds.core(node, pool.facts):
             beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
             Offer(pool, context, STAGE, trusted=False).folding(beside)
+
+
+def _offer_as_before(products: Iterable[Node], pool: CandidatePool, context: Context) -> None:
+    """Weigh convolutions whose operands lie another way between transposes as they lay before, too: of the channels of
+    a group vectors may be none, and weights that are computed lie as they did."""
+    for node in products:
+        before, laid = (Beside([node], pool.maker.view, pool.facts, transposes=each) for each in (False, True))
+        if before.core != laid.core:
+            Offer(pool, context, STAGE, trusted=False).around(before)
 
 
 def _offer_integers(products: list[Node], pool: CandidatePool, context: Context) -> None:

@@ -193,7 +193,7 @@ class _ProductWork:
         choices = tuple(each for each, shape in offered.items() if shape != own)
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, choices, heavy=not plain, rounds=self.parts.rounds,
-                      pace=self.blocks.pace(own if first is None else first))
+                      pace=self.blocks.pace(own if first is None else first, self.lanes.width))
 
     def _variants(self, first: ProductShape | LibraryShape | None, own: ProductShape, general: Sequence[ProductShape]
                   ) -> None:
