@@ -97,8 +97,10 @@ def test_a_bias_has_a_kernel_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("text", "named"), [
-    ("64,64,3,3", {"profile": UNMEASURED}), ("64,64,3,3", {"image": "N,64,H,H"}), ("64,64,3,3", {"images": 0}),
-    ("64,64,1,1", {"image": "N,64,1,1", "images": 63})], ids=["no rate", "open sizes", "nothing to do", "few rows"])
+    ("64,64,3,3", {"profile": UNMEASURED}), ("64,64,3,3", {"profile": UNMEASURED, "bias": True}),
+    ("64,64,3,3", {"image": "N,64,H,H"}), ("64,64,3,3", {"images": 0}),
+    ("64,64,1,1", {"image": "N,64,1,1", "images": 63})],
+    ids=["no rate", "nor with a bias", "open sizes", "nothing to do", "few rows"])
 def test_what_is_not_known(text: str, named: dict[str, object]) -> None:
     assert convolution_seconds(*convolution(text, **named)) is None  # type: ignore[arg-type]
 

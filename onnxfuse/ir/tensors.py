@@ -330,7 +330,7 @@ class Program:
     Attributes:
         inputs: tensor inputs in the order of the kernel's arguments.
         outputs: what is written, in the order of the fused node's outputs.
-        operators: types of the operators it came from, for the kernel's comment.
+        operators: types of the operators it came from, for the kernel's comment, and for what is known of such.
     """
 
     inputs: tuple[Input, ...]

@@ -87,6 +87,15 @@ def slides(node: Node) -> bool:
     return weights is not None and len(weights) > 2 and weights[1] == 1 and groups != 1
 
 
+def is_in_groups(node: Node) -> bool:
+    """Whether a node is a convolution of 16-bit floats or float32 whose sums go over the channels of a group: neither
+    all of them nor one by itself."""
+    if node.op != "Conv" or node.domain or node.broken or slides(node) or node.attributes.get("group", 1) == 1:
+        return False
+    image, _ = multiplied(node)
+    return image is not None and (is_narrow(image) or image.dtype == FLOAT)
+
+
 def pools(node: Node) -> bool:
     """Whether a node takes the maximum, or the mean, of windows."""
     found = operator_of(node)

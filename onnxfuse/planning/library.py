@@ -1,11 +1,16 @@
-"""What ONNX Runtime's libraries take for dense convolutions, and for products of computed operands, of 16-bit floats
-and of float32, where nothing was measured of them.
+"""What ONNX Runtime's libraries take for convolutions, dense and in groups, and for products of computed operands, of
+16-bit floats and of float32, where nothing was measured of them.
 
 Its kernels for tensor cores multiply tiles of images with channels last.  Around those with windows it lays out image
 and result anew, a kernel each.  Those without are products as they lie, unless they leave out pixels, or no vector
 divides a plane.  What is predicted is the least: of the 104 with windows and the 119 without that were measured of the
 zoo, the former took 0.93 times as long and more, three of four 1.18 (H100; 0.97 and 1.22 on an H200), the latter 0.75
 and more, three of four 1.01 (0.75 and 1.10; ``benchmarks/foreseen.py``).
+
+Of convolutions in groups few channels fill a tile, and each element of image and result takes its time, which is little
+less for 16 bits than for 32; windows of more than 32 places are multiplied on no tensor cores.  With bias and Relu the
+44 that were measured took 0.70 times as long as is predicted and more, three of four 1.08 (H100, ``benchmarks/results``
+of 2026-11-28, float32).
 
 Products of an attention's heads, each of operands of its own, pass the caches by, and where rows are no whole vectors
 (197 keys, 77, 257) all is multiplied element by element: the twenty of the zoo took 0.82 to 1.55 times as long as
@@ -20,7 +25,7 @@ from math import prod
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.ir.scalars import FLOAT, TYPES
-from onnxfuse.operators.classes import is_convolution, is_narrow, multiplied
+from onnxfuse.operators.classes import is_convolution, is_in_groups, is_narrow, multiplied
 from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
 
@@ -41,6 +46,21 @@ lie."""
 LAYING = 0.5
 """Share of the bandwidth at which it lays out images."""
 
+GROUPS_BEGIN, WINDOW_PIXEL, PIXEL = 8e-6, 3.7e-12, 3.0e-12
+"""Seconds that its kernels for convolutions in groups take, and for each element of image and result beside what they
+multiply: of those with windows, and of others (H100)."""
+
+GROUP_TILE = 32
+"""Channels to whose multiples those of a group's results are filled up."""
+
+MOST_TAPS = 32
+"""Places of a window along an axis up to which its tensor cores multiply it: their kernels have a bit for each."""
+
+LARGE_WINDOWS = 0.3
+"""Of the float32 cores' peak, what it reaches with larger ones (H100, one of 128 places)."""
+
+Shape = tuple[int, ...]
+"""Sizes of a tensor's axes."""
 
 UNALIGNED = 0.6
 """Of the float32 cores' peak, what its products reach of rows that are no whole vectors."""
@@ -68,20 +88,46 @@ def has_few_channels(node: Node) -> bool:
 
 
 def convolution_seconds(node: Node, costs: CostModel) -> float | None:
-    """Seconds of one run of a dense convolution with its bias, at the least; None where sizes are not known, or few, or
-    nothing was measured of tiles on the GPU."""
+    """Seconds of one run of a convolution with its bias, dense or in groups, at the least; None where sizes are not
+    known, or few, or nothing was measured of tiles on the GPU."""
     values = [value for value in (*node.inputs[:2], node.outputs[0]) if value is not None]
-    shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
-    dtype = None if node.inputs[0] is None else node.inputs[0].dtype
-    rate, element = tile_rate(profile, rounds=dtype == FLOAT), TYPES[dtype or FLOAT].size
-    if rate is None or shapes is None or len(shapes) < 3 or not all(map(prod, shapes)):
+    shapes = shapes_of(values, costs.ledger.sizes)
+    if shapes is None or len(shapes) < 3 or not all(map(prod, shapes)):
         return None
     image, weights, result = shapes
-    depth, channels = prod(weights[1:]), weights[0]
-    rows = prod(result) // channels
-    if rows < LEAST_ROWS:
+    if prod(result) // weights[0] < LEAST_ROWS:
         return None
-    tiles = -(-rows // TILE) * -(-channels // TILE)
+    seconds = (_in_groups if is_in_groups(node) else _dense)(node, costs, image, weights, result)
+    bias = biased([node])
+    return seconds if bias is None or seconds is None else seconds + costs.bias_seconds(bias)
+
+
+def _in_groups(node: Node, costs: CostModel, image: Shape, weights: Shape, result: Shape) -> float | None:
+    """Seconds of a convolution in groups without its bias."""
+    profile = costs.profile
+    groups: int = node.attributes["group"]
+    rate = tile_rate(profile, rounds=True)  # 16-bit floats gain nothing over float32
+    if rate is None:
+        return None
+    depth, rows, own = prod(weights[1:]), prod(result) // weights[0], weights[0] // groups
+    columns = -(-own // GROUP_TILE) * GROUP_TILE
+    windows = any(size != 1 for size in weights[2:])
+    seconds = GROUPS_BEGIN + (WINDOW_PIXEL if windows else PIXEL) * (prod(image) + prod(result))
+    if max(weights[2:]) > MOST_TAPS:
+        return seconds + 2 * rows * groups * columns * depth / (1e12 * LARGE_WINDOWS * profile.peaks.float32)
+    tiles = -(-rows // TILE) * groups * -(-columns // TILE)
+    rounds, flops = -(-tiles // profile.multiprocessors), 2 * TILE * min(columns, TILE) * depth
+    return seconds + LIBRARY * rounds * flops * profile.multiprocessors / (1e12 * rate)
+
+
+def _dense(node: Node, costs: CostModel, image: Shape, weights: Shape, result: Shape) -> float | None:
+    """The same of a dense one."""
+    profile, dtype = costs.profile, None if node.inputs[0] is None else node.inputs[0].dtype
+    rate, element = tile_rate(profile, rounds=dtype == FLOAT), TYPES[dtype or FLOAT].size
+    if rate is None:
+        return None
+    depth, channels = prod(weights[1:]), weights[0]
+    tiles = -(-(prod(result) // channels) // TILE) * -(-channels // TILE)
     rounds = -(-tiles // profile.multiprocessors)
     seconds = LIBRARY * rounds * 2 * TILE**2 * depth * profile.multiprocessors / (1e12 * rate)
     floor = kernel_time(0, 0, 0, profile)
@@ -95,8 +141,7 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
         apart = any(stride != 1 for stride in node.attributes.get("strides", ()))
         if apart or prod(result[2:]) * element % VECTOR_BYTES:
             seconds += sum(kernel_time(size, size, 0, profile) for size in moved)
-    bias = biased([node])
-    return seconds if bias is None else seconds + costs.bias_seconds(bias)
+    return seconds
 
 
 def batched_seconds(node: Node, costs: CostModel) -> float | None:

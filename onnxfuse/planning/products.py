@@ -21,7 +21,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_narrow, multiplied, slides
+from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
@@ -74,12 +74,13 @@ def _foreseen(
     costs = maker.costs
     if _rounds(own) and maker.keeps_float32() is not None:
         return None
-    if is_dense(own) and not context.objective.channels_last:
+    grouped = is_in_groups(own)
+    if (grouped or is_dense(own)) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
     batched = batched_seconds(own, costs)
     if batched is not None:
         return batched
-    kernel = maker.with_kernel(made) if _is_foreseen(node, facts) else None
+    kernel = maker.with_kernel(made) if _is_foreseen(node, facts) and not grouped else None
     paced = costs.paced(kernel) if isinstance(kernel, Region) else None
     return None if paced is None else LIBRARY * paced
 
@@ -103,6 +104,8 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     if measures:
         _offer_integers(products, pool, context)
         _offer_folded(multiplied, pool, context)
+    if pool.maker.costs.knows_tiles:
+        _offer_as_before(filter(is_in_groups, multiplied), pool, context)
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
@@ -114,6 +117,15 @@ def _offer_folded(products: list[Node], pool: CandidatePool, context: Context) -
         if core := pool.maker.folds.core(node, pool.facts):
             beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
             Offer(pool, context, STAGE, trusted=False).folding(beside)
+
+
+def _offer_as_before(products: Iterable[Node], pool: CandidatePool, context: Context) -> None:
+    """Weigh convolutions whose operands lie another way between transposes as they lay before, too: of the channels of
+    a group vectors may be none, and weights that are computed lie as they did."""
+    for node in products:
+        before, laid = (Beside([node], pool.maker.view, pool.facts, transposes=each) for each in (False, True))
+        if before.core != laid.core:
+            Offer(pool, context, STAGE, trusted=False).around(before)
 
 
 def _offer_integers(products: list[Node], pool: CandidatePool, context: Context) -> None:

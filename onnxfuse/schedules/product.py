@@ -207,7 +207,7 @@ class _ProductWork:
     def _pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
         """What the time of a kernel that begins with such a block follows from."""
         if not isinstance(shape, PatchShape) or self.patch is None:
-            return self.blocks.pace(shape)
+            return self.blocks.pace(shape, self.lanes.width)
         pace = pace_of(self.patch, shape, self.blocks.at)
         return pace if pace is None or not self.parts.rounds else replace(pace, results=RESULTS[1])
 

@@ -82,6 +82,24 @@ LINE_COPIED, LINE_FILLED = 1.0e-9, 4.1e-9
 """Seconds of a line of a stage's tiles where not all of it is in the image, and beside that as many as zeros make up of
 it: boxes with 16 channels of 64 took 0.79 microseconds for 192 lines, with 32 half (H100)."""
 
+GATHERED = {2: (0.08e-9, 0.28e-9), 4: (0.2e-9, 0.6e-9)}
+"""Seconds in which a multiprocessor's threads gather an element of windows, by its bytes: where sums are of ``NEAR``
+elements and fewer, and of ``FAR`` and more.  With what follows, 44 kernels of convolutions in groups, channels first,
+took 0.53 to 1.10 times as long as is predicted, half of them 0.93 and more (H100); by vectors, channels last, nothing
+was measured, and as much is taken for granted."""
+
+NEAR, FAR = 256, 1280
+"""Of what is summed over."""
+
+TILE_GATHERED = {2: 0.25e-6, 4: 0.9e-6}
+"""Seconds that each tile of such a kernel takes beside, by an element's bytes."""
+
+STAGE_GATHERED = {2: 0.95e-6, 4: 1.4e-6}
+"""Seconds that a stage takes at least of a block that is alone on a multiprocessor, likewise."""
+
+WEIGHT_GATHERED, RESULT_STORED = 0.85e-9, 0.25e-9
+"""Seconds of an element of weights that is read by itself, and of a result that is written so."""
+
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
 
@@ -229,11 +247,16 @@ class Blocks:
         shapes = [self._shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
-    def pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
-        """Of blocks with a warp that copies, each of which sums up all, where no size is left open."""
+    def pace(self, shape: ProductShape | LibraryShape, stored: int) -> Pace | None:
+        """Of blocks with a warp that copies, each of which sums up all, and of those whose threads gather operands of a
+        convolution in groups, where no size is left open; ``stored``: elements of a vector of results."""
         sizes = [self.at(size) for size in (
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
-        if not isinstance(shape, SpecialisedShape) or shape.split > 1 or None in sizes:
+        if None in sizes:
+            return None
+        if type(shape) is ProductShape:
+            return self._gathering(shape, stored)
+        if not isinstance(shape, SpecialisedShape) or shape.split > 1:
             return None
         if self.planned(self.parts.rows) < LEAST_PACED:
             return None
@@ -243,6 +266,25 @@ class Blocks:
         flops = 2 * shape.rows * shape.columns * self._staged_depth
         results = RESULTS[shape.turns] if self.parts.rounds else None
         return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1)
+
+    def _gathering(self, shape: ProductShape, stored: int) -> Pace | None:
+        """The same of a convolution in groups, each of whose tiles counts as one stage that is waited for."""
+        parts, size = self.parts, self.parts.size
+        rows, columns, depth = map(self.planned, (parts.rows, parts.columns, parts.depth))
+        grouped = "Conv" in parts.lowered.program.operators and parts.batch != 1 and len(parts.rights) == 1
+        if not grouped or (columns if parts.swapped else rows) < LEAST_PACED:
+            return None
+        windows, channels = (shape.columns, shape.rows) if parts.swapped else (shape.rows, shape.columns)
+        near, far = GATHERED[size]
+        element = near + (far - near) * min(1.0, max(0, depth - NEAR) / (FAR - NEAR))
+        tiles = -(-self._count(shape.rows, shape.columns) // HOPPER_HAS)
+        alone = STAGE_GATHERED[size] * self._steps / min(tiles, shape.beside)
+        seconds = max(windows * depth * element, alone) + TILE_GATHERED[size]
+        if self.vectors[0 if parts.swapped else 1].width == 1:
+            seconds += channels * depth * WEIGHT_GATHERED
+        if stored == 1:
+            seconds += min(shape.rows, rows) * min(shape.columns, columns) * RESULT_STORED
+        return Pace(tiles, 1, 0, waits=seconds, results=RESULTS[1] if parts.rounds else None)
 
     def _waits(self, shape: SpecialisedShape) -> float:
         """Seconds that a stage's copies take at least where they are zeros in part."""
