@@ -18,6 +18,7 @@ from onnxfuse.measuring.cupti import (
     Activity,
     Cupti,
     KernelTimer,
+    busy_nanoseconds,
     demangled,
     read_record,
 )
@@ -226,3 +227,10 @@ def test_names_are_shown_as_in_source():
     assert demangled("_Znonsense") == "_Znonsense"
     assert demangled("_Z3addIfEvPT_S1_i") == "add<float>"
     assert demangled("_ZN2ns4gemmEv") == "ns::gemm"
+
+
+@pytest.mark.parametrize(("times", "expected"), [
+    ([], 0), ([(5, 9)], 4), ([(5, 9), (9, 12)], 7), ([(5, 9), (20, 30)], 14), ([(5, 9), (6, 12)], 7),
+    ([(5, 30), (6, 12), (20, 40)], 35), ([(20, 30), (5, 22)], 25)])
+def test_what_runs_side_by_side_counts_once(times: list[tuple[int, int]], expected: int) -> None:
+    assert busy_nanoseconds(Activity(CONCURRENT_KERNEL, "k", start, end) for start, end in times) == expected

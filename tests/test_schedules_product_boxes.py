@@ -178,7 +178,8 @@ def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, exp
     assert "by one copy" in own and [own.removeprefix("tiles of ").partition(",")[0], *tried] == expected
 
 
-@pytest.mark.parametrize(("channels", "microseconds"), [(64, 0.0), (16, 0.79), (32, 0.5), (128, 0.0)])
+@pytest.mark.parametrize(("channels", "microseconds"), [
+    (64, 0.0), (16, 0.79), (32, 0.5), (128, 0.0), (48, 0.61), (24, 1.03)])
 def test_stages_that_are_zeros_in_part_are_waited_for(channels: int, microseconds: float) -> None:
     """As an H100 was seen to copy them, of 128 and 64 lines."""
     made = make(PLAIN.replace(",64]", f",{channels}]").replace("72", "64").replace("9,11", "90,110").replace(

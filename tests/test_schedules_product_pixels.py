@@ -129,7 +129,8 @@ def test_every_choice() -> None:
 
 @pytest.mark.parametrize(("channels", "own"), [(8, True), (48, True), (64, False)])
 def test_it_comes_first_where_channels_fill_no_stage_of_boxes(channels: int, own: bool) -> None:
-    kernel = make(PLAIN.replace("32]", f"{channels}]").replace("T[", "float16[")).kernel
+    text = PLAIN.replace("32]", f"{channels}]").replace("2,17,21", "16,80,80")
+    kernel = make(text.replace("T[", "float16[")).kernel
     assert ("pixels" in kernel.plan.variants[0].steps[0].kernel) == own
     assert any("wide" in dict(choice.settings) for choice in kernel.choices)
 
@@ -137,7 +138,7 @@ def test_it_comes_first_where_channels_fill_no_stage_of_boxes(channels: int, own
 @pytest.mark.parametrize(("channels", "results", "own"), [
     (16, 24, True), (28, 32, True), (16, 40, False), (32, 24, False)])
 def test_of_float32_it_comes_first_where_results_are_few_too(channels: int, results: int, own: bool) -> None:
-    text = PLAIN.replace("32]", f"{channels}]").replace("24", f"{results}")
+    text = PLAIN.replace("32]", f"{channels}]").replace("24", f"{results}").replace("2,17,21", "16,80,80")
     kernel = make(text.replace("T[", "float[")).kernel
     assert ("pixels" in kernel.plan.variants[0].steps[0].kernel) == own
     assert any("wide" in dict(choice.settings) for choice in kernel.choices)
@@ -184,3 +185,11 @@ def test_it_fits_registers(architecture: str) -> None:
     code = kernel.code.keeping(names)  # type: ignore[union-attr]
     figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
     assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
+
+
+@pytest.mark.parametrize(("image", "own"), [("2,17,21", False), ("16,80,80", True)])
+def test_it_comes_first_where_tiles_take_less_than_those_of_boxes(image: str, own: bool) -> None:
+    """Of one tile a multiprocessor most is what weights take."""
+    text = PLAIN.replace("32]", "28]").replace("24", "32").replace("2,17,21", image)
+    kernel = make(text.replace("T[", "float[")).kernel
+    assert ("pixels" in kernel.plan.variants[0].steps[0].kernel) == own

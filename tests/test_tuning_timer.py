@@ -22,9 +22,12 @@ from onnxfuse.tuning.timer import microseconds_per_run
 
 
 def test_times_of_runs() -> None:
-    activities = [Activity(kind, "k", 0, nanoseconds) for nanoseconds, kind in
-                  [(1000, KERNEL), (500, KERNEL), (9999, MEMCPY), (3000, KERNEL), (500, KERNEL)]]
+    activities = [Activity(kind, "k", start, start + nanoseconds) for start, nanoseconds, kind in
+                  [(0, 1000, KERNEL), (2000, 500, KERNEL), (2500, 9999, MEMCPY), (20000, 3000, KERNEL),
+                   (23000, 500, KERNEL)]]
     assert list(microseconds_per_run(activities, 2)) == [1.5, 3.5]
+    beside = [activities[0], activities[1]._replace(start=500, end=1600), *activities[2:]]
+    assert list(microseconds_per_run(beside, 2)) == [1.6, 3.5]
     with pytest.raises(KernelError, match=r"^4 kernels were recorded in 3 runs$"):
         microseconds_per_run(activities, 3)
     with pytest.raises(KernelError, match=r"^0 kernels were recorded in 3 runs$"):

@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -60,6 +60,16 @@ class Activity(NamedTuple):
     def is_kernel(self) -> bool:
         """Whether it is a kernel, not a copy or a fill."""
         return self.kind in (KERNEL, CONCURRENT_KERNEL)
+
+
+def busy_nanoseconds(activities: Iterable[Activity]) -> int:
+    """Nanoseconds in which at least one of these ran: of such as run at one time, as kernels that a library launches on
+    streams of its own, none counts for another's time."""
+    total, until = 0, 0
+    for activity in sorted(activities, key=lambda activity: activity.start):
+        total += max(0, activity.end - max(activity.start, until))
+        until = max(until, activity.end)
+    return total
 
 
 def read_record(address: int) -> Activity | None:

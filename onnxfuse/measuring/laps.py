@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfuse.measuring.cupti import Activity, KernelTimer, demangled
+from onnxfuse.measuring.cupti import Activity, KernelTimer, busy_nanoseconds, demangled
 from onnxfuse.measuring.results import KernelShare, Side, Throughput
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.measuring.statistics import Ratio, ratio, spread
@@ -59,8 +59,8 @@ def side_of(path: str, seconds: float, latency: NDArray[np.float64], laps: Laps,
 
 
 def _gpu_times(laps: Laps) -> NDArray[np.float64]:
-    """Milliseconds [laps, 1] in kernels."""
-    times = [sum(activity.nanoseconds for activity in lap if activity.is_kernel) / 1e6 for lap in laps]
+    """Milliseconds [laps, 1] in which kernels ran."""
+    times = [busy_nanoseconds(activity for activity in lap if activity.is_kernel) / 1e6 for lap in laps]
     return np.asarray(times, np.float64).reshape(-1, 1)
 
 

@@ -95,7 +95,7 @@ class Side:
         model: its path.
         creation_seconds: time to create a session, once CUDA and its libraries were up.
         latency: of a run, inputs and outputs bound to the device, in milliseconds.
-        gpu: sum of the durations of a run's kernels, in milliseconds; None without a GPU or CUPTI.
+        gpu: milliseconds of a run in which kernels ran; None without a GPU or CUPTI.
         kernels, copies: launched in a run; copies include fills.
         kernel_shares: the kernels of a run, most expensive first.
         peak_bytes: most device memory that the session held at once: weights, tensors and workspaces, without the

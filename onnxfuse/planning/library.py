@@ -8,9 +8,9 @@ zoo, the former took 0.93 times as long and more, three of four 1.18 (H100; 0.97
 and more, three of four 1.01 (0.75 and 1.10; ``benchmarks/foreseen.py``).
 
 Of convolutions in groups few channels fill a tile, and each element of image and result takes its time, which is little
-less for 16 bits than for 32; windows of more than 32 places are multiplied on no tensor cores.  With bias and Relu the
-44 that were measured took 0.70 times as long as is predicted and more, three of four 1.08 (H100, ``benchmarks/results``
-of 2026-11-28, float32).
+less for 16 bits than for 32.  With bias and Relu the 44 that were measured took 0.70 times as long as is predicted and
+more, three of four 1.08 (H100, ``benchmarks/results`` of 2026-11-28, float32).  Kernels of groups that run side by side
+count once in that.
 
 Products of an attention's heads, each of operands of its own, pass the caches by, and where rows are no whole vectors
 (197 keys, 77, 257) all is multiplied element by element: the twenty of the zoo took 0.82 to 1.55 times as long as
@@ -52,12 +52,6 @@ multiply: of those with windows, and of others (H100)."""
 
 GROUP_TILE = 32
 """Channels to whose multiples those of a group's results are filled up."""
-
-MOST_TAPS = 32
-"""Places of a window along an axis up to which its tensor cores multiply it: their kernels have a bit for each."""
-
-LARGE_WINDOWS = 0.3
-"""Of the float32 cores' peak, what it reaches with larger ones (H100, one of 128 places)."""
 
 Shape = tuple[int, ...]
 """Sizes of a tensor's axes."""
@@ -113,8 +107,6 @@ def _in_groups(node: Node, costs: CostModel, image: Shape, weights: Shape, resul
     columns = -(-own // GROUP_TILE) * GROUP_TILE
     windows = any(size != 1 for size in weights[2:])
     seconds = GROUPS_BEGIN + (WINDOW_PIXEL if windows else PIXEL) * (prod(image) + prod(result))
-    if max(weights[2:]) > MOST_TAPS:
-        return seconds + 2 * rows * groups * columns * depth / (1e12 * LARGE_WINDOWS * profile.peaks.float32)
     tiles = -(-rows // TILE) * groups * -(-columns // TILE)
     rounds, flops = -(-tiles // profile.multiprocessors), 2 * TILE * min(columns, TILE) * depth
     return seconds + LIBRARY * rounds * flops * profile.multiprocessors / (1e12 * rate)

@@ -38,6 +38,10 @@ HOPPER_HAS = 132
 """Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
 
 
+TILE_ENDS = 0.6e-6
+"""Seconds of a tile that a warp copies, to store it (H100, 745 products and convolutions)."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """What the busiest multiprocessor does of a kernel with products, at the sizes that it was made for.

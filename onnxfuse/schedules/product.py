@@ -26,7 +26,7 @@ from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.kernel import TILE_ENDS, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.product_blocks import MOST_TILES, RESULTS, Blocks
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
@@ -180,7 +180,8 @@ class _ProductWork:
         plain = [] if self._meets() else [shape for shape in few if shape.plain]
         general = self.blocks.own(self.blocks.together[0])
         tried = self.blocks.offered(MOST_TILES)
-        own = [*patched, *(pixels if self._fills_little() else ()), *plain, *self.blocks.copied(tried), general][0]
+        copied = self.blocks.copied(tried)
+        own = [*patched, *(pixels if self._are_quicker(pixels, copied) else ()), *plain, *copied, general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
             shape.choice: shape for shape in self._with_library([*patched, *few, *pixels, *tried])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
@@ -253,12 +254,19 @@ class _ProductWork:
             return []
         return pixel_shapes_of(self.patch, self.blocks.planned)
 
-    def _fills_little(self) -> bool:
-        """Whether a pixel's channels are no stage of those that tensor maps copy, and, of float32, results no half of
-        the least tile: so such were the quicker ones (H100, 26 convolutions)."""
-        if self.patch is None or self.patch.windows.channels * self.parts.size >= STAGE_BYTES:
+    def _are_quicker(self, pixels: Sequence[PixelShape], copied: Sequence[SpecialisedShape]) -> bool:
+        """Whether pieces of the image are expected to take less than boxes: where a pixel's channels are no stage of
+        those that tensor maps copy, and, of float32, results no half of the least tile (so they did on an H100, of 26
+        convolutions all but those of one tile), and by what tiles take."""
+        if not pixels or self.patch is None or self.patch.windows.channels * self.parts.size >= STAGE_BYTES:
             return False
-        return not self.parts.rounds or self.blocks.planned(self.patch.parts.columns) <= LEAST_HALF
+        if self.parts.rounds and self.blocks.planned(self.patch.parts.columns) > LEAST_HALF:
+            return False
+        pieces, boxes = (None if shape is None else self._pace(shape) for shape in (
+            pixels[0], copied[0] if copied else None))
+        if pieces is None or boxes is None or pieces.whole is None:
+            return True
+        return pieces.whole <= boxes.tiles * (boxes.stages * boxes.waits + TILE_ENDS)
 
     def _meets(self) -> bool:
         """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of

@@ -82,6 +82,9 @@ LINE_COPIED, LINE_FILLED = 1.0e-9, 4.1e-9
 """Seconds of a line of a stage's tiles where not all of it is in the image, and beside that as many as zeros make up of
 it: boxes with 16 channels of 64 took 0.79 microseconds for 192 lines, with 32 half (H100)."""
 
+LINE_UNEVEN = 1.55
+"""How many times as long that takes of pixels whose bytes are no power of two (H100, of 24 channels and of 48)."""
+
 GATHERED = {2: (0.08e-9, 0.28e-9), 4: (0.2e-9, 0.6e-9)}
 """Seconds in which a multiprocessor's threads gather an element of windows, by its bytes: where sums are of ``NEAR``
 elements and fewer, and of ``FAR`` and more.  With what follows, 44 kernels of convolutions in groups, channels first,
@@ -290,8 +293,10 @@ class Blocks:
         """Seconds that a stage's copies take at least where they are zeros in part."""
         if not isinstance(shape, BoxShape) or self.boxed is None:
             return 0.0
-        zeros = 1 - self.boxed[0].windows.channels / self.boxed[0].staged
-        return (shape.rows + shape.columns) * (LINE_COPIED + zeros * LINE_FILLED) if zeros else 0.0
+        channels = self.boxed[0].windows.channels
+        zeros, uneven = 1 - channels / self.boxed[0].staged, channels < self._staged_depth and channels & (channels - 1)
+        line = (LINE_UNEVEN if uneven else 1.0) * (LINE_COPIED + zeros * LINE_FILLED)
+        return (shape.rows + shape.columns) * line if zeros else 0.0
 
 
 def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.measurements import environment_of
 from onnxfuse.measuring import driver
-from onnxfuse.measuring.cupti import Activity, KernelTimer
+from onnxfuse.measuring.cupti import Activity, KernelTimer, busy_nanoseconds
 from onnxfuse.measuring.database import Environment
 from onnxfuse.measuring.machine import Machine, Placed, find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
@@ -195,16 +195,16 @@ def held() -> Iterator[None]:
 
 
 def microseconds_per_run(activities: Sequence[Activity], runs: int) -> NDArray[np.float64]:
-    """Microseconds in kernels of each of several equal runs; copies and fills do not count.
+    """Microseconds of each of several equal runs in which kernels ran; copies and fills do not count.
 
     Raises:
         KernelError: the runs did not all launch as many kernels.
     """
-    times = np.asarray([activity.nanoseconds for activity in activities if activity.is_kernel], np.float64)
-    if not len(times) or len(times) % runs:
-        raise KernelError(f"{len(times)} kernels were recorded in {runs} runs")
-    summed: NDArray[np.float64] = times.reshape(runs, -1).sum(axis=1) / 1e3
-    return summed
+    kernels = [activity for activity in activities if activity.is_kernel]
+    if not kernels or len(kernels) % runs:
+        raise KernelError(f"{len(kernels)} kernels were recorded in {runs} runs")
+    each = len(kernels) // runs
+    return np.asarray([busy_nanoseconds(kernels[first:first + each]) / 1e3 for first in range(0, len(kernels), each)])
 
 
 def find_timer() -> Timer:

@@ -59,6 +59,18 @@ CASES = {
     "a convolution, parts of stages in boxes": """g (T[2,15,13,40] x, T[3,3,40,64] w) => (T[2,15,13,64] y)
         { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [3,2,0,1]>(w)
           c = Conv<pads = [1,1,1,1]>(i, v) y = Transpose<perm = [0,2,3,1]>(c) }""",
+    "a convolution, pixels in vectors": """g (T[2,190,191,16] x, T[24,3,3,16] w, T[24] b) => (T[2,190,191,24] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = Conv<pads = [1,1,1,1]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a convolution of float32, pixels in vectors": """g (float[2,190,191,4] x, float[24,3,3,4] w, float[24] b)
+        => (float[2,190,191,24] y) { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = Conv<pads = [1,1,1,1]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a stem of float32": """g (float[2,3,37,35] x, float[24,3,3,3] w) => (float[2,19,18,24] y)
+        { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a convolution of volumes, windows in boxes": """g (T[2,9,11,13,64] x, T[40,3,3,3,64] w, T[40] b)
+        => (T[2,5,6,7,40] y) { i = Transpose<perm = [0,4,1,2,3]>(x) v = Transpose<perm = [0,4,1,2,3]>(w)
+          c = Conv<pads = [1,1,1,1,1,1], strides = [2,2,2]>(i, v, b) r = Relu(c)
+          y = Transpose<perm = [0,2,3,4,1]>(r) }""",
     "a quantised layer": """g (int8[130,272] a, int8[200,272] b, float s, float[200] t, float[200] c, float o)
         => (int8[130,200] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t)
           p = Gemm<transB = 1>(x, w, c) r = Relu(p) z = Constant<value = int8 {3}>() y = QuantizeLinear(r, o, z) }""",
