@@ -215,6 +215,17 @@ def test_convolutions_lie_channels_last(text: str, batch: int, taps: int) -> Non
     assert all(f"each of {taps} places of windows" in name for name in boxes)
 
 
+@pytest.mark.parametrize("text", [IMAGES, VOLUMES], ids=["images", "volumes"])
+def test_norms_over_pixels_read_and_write_channels_last(text: str) -> None:
+    """A transpose on one side alone would have rows lie along some tensors and across others."""
+    text = text.replace("float16[64] b)", "float16[64] b, float16[64] s)")
+    for place in range(6):
+        text = text.replace(f"x{place + 1} = Relu(c{place})", f"n{place} = InstanceNormalization(c{place}, s, b) "
+                            f"x{place + 1} = LeakyRelu(n{place})")
+    regions = [[node.op for node in region.view] for region in fuse(images(text), {"N": 16}).plan.fusions]
+    assert regions.count(["Transpose", "InstanceNormalization", "LeakyRelu", "Transpose"]) == 5  # but for the output's
+
+
 @pytest.mark.parametrize(("results", "schedule"), [(1, "stencil_last"), (2, "stencil")])
 def test_several_results_a_channel_are_no_product_of_few_columns(results: int, schedule: str) -> None:
     """Where images lie channels-last predictions are of one: as a product these took many times as long (H100)."""

@@ -118,7 +118,7 @@ def test_switches_are_those_that_plans_hang_on() -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_session_warns(tmp_path: Path) -> None:
-    path = fused(tmp_path)
+    path = fused(tmp_path, CONVOLUTION, "--disable", "products")
     with pytest.warns(PlannedOtherwiseWarning, match=r"^model\.fused\.onnx was planned for prefer_nhwc=0 .* with pro"):
         onnxfuse.session(path, [(CUDA, {"prefer_nhwc": "1"}), CPU])
     with pytest.warns(PlannedOtherwiseWarning, match="^the model was planned for fuse_conv_bias=0"):

@@ -100,6 +100,19 @@ class Growth:
         """Join groups along the graph's edges, largest tensors first, but for those within pairs of transposes."""
         self._along(lambda reader: not self.facts[reader].returns)
 
+    def enclose(self) -> None:
+        """Join what has rows with the halves of pairs of transposes on all its sides at once: with one side alone its
+        rows would lie along some tensors and across others."""
+        for group in {id(group): group for group in self.group.values() if group.rows is not None}.values():
+            before = [node for value in entering(group.nodes) if (node := value.producer) is not None
+                      and node in self.group and self.facts[node].returns]
+            written = escaping(group.nodes)
+            behind = [node for value in written for node in value.consumers
+                      if node in self.group and self.facts[node].leaves]
+            around = {*before, *behind}
+            if before and behind and all(len(self.group[node].nodes) == 1 for node in around):
+                self.join(group, Group(around, None), next(iter(written)))
+
     def bridge(self) -> bool:
         """Join what pairs of transposes lie between; whether there is any."""
         return self._along(lambda reader: self.facts[reader].returns)

@@ -55,6 +55,7 @@ def _grown(space: SearchSpace, growth: Growth) -> list[Group]:
     """The groups that grow from the seeds, in graph order, each weighed, and what they are without what lies behind a
     pair of transposes."""
     growth.grow()
+    growth.enclose()
     groups = _offer_groups(space, growth)
     if growth.bridge():
         groups = _offer_groups(space, growth)

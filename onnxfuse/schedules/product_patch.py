@@ -339,24 +339,24 @@ class PatchText(ProductText):
         windows, writer = self.windows, self._writer(self.parts.lanes("@k", 1))
         value = writer.scalar(windows.image)
         y, x, size = windows.y, windows.x, writer.size
-        count, wide, which, where = (
-            ("lines", "channels * line", "py = strip", "c = item % channels, px = item / channels") if windows.last else
-            ("channels * lines", "line", "c = strip / lines, py = strip % lines", "px = item"))
+        strip, item, count, wide, which = (
+            ("py", "item", "lines", "channels * line", "c = item % channels, px = item / channels") if windows.last else
+            ("strip", "px", "channels * lines", "line", "c = strip / lines, py = strip % lines"))
         return [
             f"#pragma unroll {LESS_AT_ONCE if self.patch.first else AT_ONCE}",
-            f"for (int strip = warp; strip < {count}; strip += {WARPS}) {{",
+            f"for (int {strip} = warp; {strip} < {count}; {strip} += {WARPS}) {{",
             *indented([
-                f"const int {which};",
+                *(() if windows.last else (f"const int {which};",)),
                 f"const idx y = first_y * {y.stride} + {size(y.start)} + py;",
                 f"const bool inside = y >= 0 && y < {size(y.extent)};",
                 *unrolled(f"int first = 0; first < {wide}; first += 32", [
-                    "constexpr int v = 0, width = 1;", "const int item = first + lane;",
-                    f"const int {where};",
+                    "constexpr int v = 0, width = 1;", f"const int {item} = first + lane;",
+                    *((f"const int {which};",) if windows.last else ()),
                     f"const idx x = first_x * {x.stride} + {size(x.start)} + px;",
                     "float value[1] = {};",
-                    f"if (inside && item < {wide} && x >= 0 && x < {size(x.extent)}) {{",
+                    f"if (inside && {item} < {wide} && x >= 0 && x < {size(x.extent)}) {{",
                     *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"value[v] = {value};"]), "}",
-                    f"if (item < {wide}) of::store(patch + (c * lines + py) * line + px, {self._packed('value')});",
+                    f"if ({item} < {wide}) of::store(patch + (c * lines + py) * line + px, {self._packed('value')});",
                 ]),
             ]),
             "}",

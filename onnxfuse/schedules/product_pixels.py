@@ -129,7 +129,7 @@ class PixelText(PatchText):
                 "T* const to = weights + column * pitch + of_k;",
                 "of::Vector<T, width> vector = {};",
                 f"if ({inside}) {{", *indented(packed(writer, self.weights.scalar)), "}",
-                f"of::store(to, {'of::nearest_tf32(vector)' if self.parts.rounds else 'vector'});",
+                f"of::store(to, {'of::rounded_tf32(vector)' if self.parts.rounds else 'vector'});",
             ]),
             "}",
         ]
@@ -190,7 +190,7 @@ class PixelText(PatchText):
 
     def _rounded(self) -> list[str]:
         """Round a piece that is here, each thread the vectors that it brought."""
-        return self._over_piece("patch", [], ["of::store(to, of::nearest_tf32(of::load<width>(to)));"])
+        return self._over_piece("patch", [], ["of::store(to, of::rounded_tf32(of::load<width>(to)));"])
 
     def _over_piece(self, piece: str, line: Sequence[str], vector: Sequence[str]) -> list[str]:
         """Go over a piece of the image, a warp line after line, its lanes neighbouring vectors ``to``."""

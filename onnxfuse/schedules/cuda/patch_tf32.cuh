@@ -2,13 +2,13 @@
 // elements at a time.  Pieces and weights are rounded where they lie.
 namespace of {
 
-template <int width> __device__ __forceinline__ Vector<float, width> nearest_tf32(Vector<float, width> vector) {
+template <int width> __device__ __forceinline__ Vector<float, width> rounded_tf32(Vector<float, width> vector) {
 #pragma unroll
   for (int i = 0; i < width; ++i) vector.at[i] = __uint_as_float(nearest_tf32(__float_as_uint(vector.at[i])));
   return vector;
 }
 template <int width> __device__ __forceinline__ Vector<float, width> pack_tf32(const float (&values)[width]) {
-  return nearest_tf32(pack<float>(values));
+  return rounded_tf32(pack<float>(values));
 }
 
 // As of::multiply_windows, with eight elements of 32 windows.
