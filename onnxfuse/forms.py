@@ -39,7 +39,7 @@ from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.library import is_laid_anew
+from onnxfuse.planning.library import is_laid_anew, left_seconds
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
@@ -190,11 +190,13 @@ class Draft:
         spills.begin([region for region in self.uncompiled.fusions if region.parts])
 
     def seconds(self, plan: Plan) -> float:
-        """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
-        every = (node for graph in self.form.graph.walk() for node in graph.nodes)
-        unfused, _ = self.form.costs.unfused(every)
-        costs = (measured_cost(region, self.form.costs) or region.cost for region in plan.fusions)
-        return unfused - sum(cost.seconds_saved for cost in costs)
+        """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured, and what
+        convolutions that it leaves to the runtime mostly take beyond that."""
+        costs, every = self.form.costs, [node for graph in self.form.graph.walk() for node in graph.nodes]
+        unfused, _ = costs.unfused(every)
+        found = (measured_cost(region, costs) or region.cost for region in plan.fusions)
+        fused = frozenset(node for region in plan.fusions for node in region.nodes)
+        return unfused - sum(cost.seconds_saved for cost in found) + left_seconds(set(every) - fused, costs)
 
 
 @dataclass(frozen=True)

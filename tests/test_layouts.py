@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +17,15 @@ from fake_timer import PRODUCT, RUNTIME, FakeTimer
 from kernel_harness import parse, with_constants
 
 import onnxfuse
+from onnxfuse import forms
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.folding import paired
+from onnxfuse.graph.model import Node
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.reporting.gather import report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import lay_out, layout_record, unfuse
@@ -218,6 +221,17 @@ def test_what_does_not_compile_has_the_other_form_taken(known: Path, monkeypatch
     found = Compiling(lambda kernel: False).fuse(known, monkeypatch)
     assert found.model == network()
     assert [refusal.node for refusal in found.refusals if refusal.code == "bias"] == ["Conv -> c"]
+
+
+@pytest.mark.parametrize(("each", "laid"), [(1.0, True), (-1.0, False)])
+def test_what_is_left_to_the_runtime_counts(each: float, laid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two forms in which nothing was measured: here a second for each convolution that is left, or that one less."""
+    def left(nodes: Iterable[Node], costs: CostModel) -> float:
+        return each * sum(node.op == "Conv" for node in nodes)
+
+    monkeypatch.setattr(forms, "left_seconds", left)
+    made = optimise(network(), Options(dims={"b": 32}, target="H100", verify=False, database=False, compile=False))
+    assert (layout_record(made.model) is not None) == laid
 
 
 def test_what_lies_far_from_what_was_measured_is_not_looked_at(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.operators import infer
 from onnxfuse.planning.cost import CostModel, kernel_time
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.library import batched_seconds, convolution_seconds, is_dense, is_laid_anew
+from onnxfuse.planning.library import batched_seconds, convolution_seconds, is_dense, is_laid_anew, left_seconds
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.kernels import Biased
 
@@ -143,3 +143,17 @@ def test_products_that_are_not_known(left: str, right: str, named: dict[str, obj
 def test_which_these_are(weights: str, named: dict[str, object], dense: bool, laid: bool) -> None:
     node, _ = convolution(weights, **named)  # type: ignore[arg-type]
     assert (is_dense(node), is_laid_anew(node)) == (dense, laid)
+
+
+@pytest.mark.parametrize(("weights", "learned", "more"), [
+    ("64,64,3,3", None, True), ("64,64,3,3", False, True), ("64,64,3,3", True, False), ("64,64,1,1", None, False)])
+def test_what_is_left_to_the_runtime_mostly_takes_more_than_the_least(
+    weights: str, learned: bool | None, more: bool
+) -> None:
+    """Of what was measured it is known."""
+    node, costs = convolution(weights)
+    if learned is not None:
+        costs.learn(node, 1e-3, measured=learned)
+    whole, _ = costs.unfused([node])
+    assert left_seconds([node], costs) == pytest.approx(0.18 * whole if more else 0.0)
+    assert left_seconds([], costs) == 0

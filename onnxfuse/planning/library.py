@@ -20,7 +20,8 @@ their bytes would.
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterable
+from math import fsum, prod
 
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
@@ -42,6 +43,9 @@ LEAST_ROWS = 64
 VECTOR_BYTES = 16
 """Of results side by side that its kernels read at once: of planes that these do not divide there is no product as they
 lie."""
+
+MOSTLY_MORE = 0.18
+"""Share of what is predicted of a dense convolution with windows, at the least, that three of four took beyond that."""
 
 LAYING = 0.5
 """Share of the bandwidth at which it lays out images."""
@@ -94,6 +98,13 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     seconds = (_in_groups if is_in_groups(node) else _dense)(node, costs, image, weights, result)
     bias = biased([node])
     return seconds if bias is None or seconds is None else seconds + costs.bias_seconds(bias)
+
+
+def left_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
+    """What the runtime mostly takes for those of ``nodes`` that are dense convolutions with windows, beyond what is
+    predicted of them at the least: where they are weighed against leaving none to it."""
+    left = (node for node in nodes if is_laid_anew(node) and not costs.is_learned(node))
+    return MOSTLY_MORE * fsum(costs.group_seconds(frozenset([node])) for node in left)
 
 
 def _in_groups(node: Node, costs: CostModel, image: Shape, weights: Shape, result: Shape) -> float | None:
