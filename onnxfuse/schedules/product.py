@@ -195,7 +195,7 @@ class _ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        pieces = ["patch_tf32" if self.parts.rounds else "patch"] if patched or pixels else []
+        pieces = ["patch", *(["patch_tf32"] if self.parts.rounds else [])] if patched or pixels else []
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
                    *(["tensor_copies", "cluster"] if self.maps else []), *pieces,
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))

@@ -255,6 +255,7 @@ class PatchText(ProductText):
     def _loop(self) -> list[str]:
         """Go through the block's tiles."""
         y, x = self.windows.y, self.windows.x
+        multiply = "multiply_patch_tf32<" if self.parts.rounds else "multiply_patch<T, "
         return [
             "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
             *indented([
@@ -264,7 +265,7 @@ class PatchText(ProductText):
                 *self._filled_patch(),
                 "__syncthreads();",
                 "float sums[2][columns / 8][4] = {};",
-                f"of::{self._named('multiply_patch')}wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
+                f"of::{multiply}wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
                 "sums, patch, offsets, weights, warp * 32);",
                 *self._stored(),
             ]),
@@ -361,10 +362,6 @@ class PatchText(ProductText):
             ]),
             "}",
         ]
-
-    def _named(self, function: str) -> str:
-        """A function's name, as far as to its numbers."""
-        return f"{function}_tf32<" if self.parts.rounds else f"{function}<T, "
 
     def _packed(self, values: str) -> str:
         """A vector as it is multiplied."""

@@ -166,8 +166,8 @@ class PixelText(PatchText):
                 *(self._rounded() if self.parts.rounds else ()),
                 "__syncthreads();",
                 "float sums[2][columns / 8][4] = {};",
-                f"of::{self._named('multiply_pixels')}wide, {y.stride}, {x.stride}, line, pixel, {self.windows.depth}, "
-                "pitch>(sums, patch, offsets, weights, warp * 32);",
+                f"of::multiply_pixels<T, wide, {y.stride}, {x.stride}, line, pixel, {self.windows.depth}, pitch>("
+                "sums, patch, offsets, weights, warp * 32);",
                 *self._tile("number"),
                 *self._stored(),
                 *(("turn = 1 - turn;",) if stages > 1 else ()),

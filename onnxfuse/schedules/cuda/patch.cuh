@@ -21,21 +21,30 @@ __device__ __forceinline__ void pairs_of(unsigned (&own)[2][4], const T* const (
   }
 }
 
-// sums += what 16 elements of a warp's 32 windows, of which a lane has its `own`, make with those of 8 times `columns8`
-// columns, whose first elements begin at `weights`.
+// What tensor cores multiply of 16-bit elements at once: two vectors of 16 bytes of what is summed over.
+template <typename T> struct Multiplied {
+  static constexpr int vector = 8;
+  static __device__ __forceinline__ void load(unsigned (&pairs)[4], const T* row) { load_matrices<false>(pairs, row); }
+  static __device__ __forceinline__ void add(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+    mma<T>(sums, left, low, high);
+  }
+};
+
+// sums += what so many elements of a warp's 32 windows, of which a lane has its `own`, make with those of 8 times
+// `columns8` columns, whose first elements begin at `weights`.
 template <typename T, int pitch, int columns8>
 __device__ __forceinline__ void multiply_windows(float (&sums)[2][columns8][4], const unsigned (&own)[2][4],
                                                  const T* weights) {
   const int lane = threadIdx.x % 32;
-  const T* const from = weights + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8;
+  const T* const from = weights + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * Multiplied<T>::vector;
 #pragma unroll
   for (int n = 0; n < columns8; n += 2) {
     unsigned columns[4];
-    load_matrices<false>(columns, from + n * 8 * pitch);
+    Multiplied<T>::load(columns, from + n * 8 * pitch);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      mma<T>(sums[i][n], own[i], columns[0], columns[1]);
-      mma<T>(sums[i][n + 1], own[i], columns[2], columns[3]);
+      Multiplied<T>::add(sums[i][n], own[i], columns[0], columns[1]);
+      Multiplied<T>::add(sums[i][n + 1], own[i], columns[2], columns[3]);
     }
   }
 }
@@ -67,11 +76,12 @@ __device__ __forceinline__ void multiply_patch(float (&sums)[2][columns8][4], co
   }
 }
 
-// The same of windows whose elements come in vectors of eight channels of a `pixel`, which is so many elements: the piece
-// has `line` pixels a line, and vector number i of a window lies offsets[i] behind its first.
+// The same of windows whose elements come in vectors of channels of a `pixel`, which is so many elements: the piece has
+// `line` pixels a line, and vector number i of a window lies offsets[i] behind its first.
 template <typename T, int wide, int down, int across, int line, int pixel, int depth, int pitch, int columns8>
 __device__ __forceinline__ void multiply_pixels(float (&sums)[2][columns8][4], const T* patch, const int* offsets,
                                                 const T* weights, int row) {
+  constexpr int vector = Multiplied<T>::vector, both = 2 * vector;
   const int lane = threadIdx.x % 32;
   const T* first[2];
 #pragma unroll
@@ -81,19 +91,19 @@ __device__ __forceinline__ void multiply_pixels(float (&sums)[2][columns8][4], c
   }
   unsigned own[2][4];
 #pragma unroll 2
-  for (int start = 0; start + 16 <= depth; start += 16) {
-    const int behind = offsets[start / 8 + lane / 16];
+  for (int start = 0; start + both <= depth; start += both) {
+    const int behind = offsets[start / vector + lane / 16];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) load_matrices<false>(own[i], first[i] + behind);
+    for (int i = 0; i < 2; ++i) Multiplied<T>::load(own[i], first[i] + behind);
     multiply_windows<T, pitch>(sums, own, weights + start);
   }
-  if constexpr (depth % 16 > 0) {
+  if constexpr (depth % both > 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_matrices<false>(own[i], first[i] + offsets[depth / 8 - 1]);
+      Multiplied<T>::load(own[i], first[i] + offsets[depth / vector - 1]);
       own[i][2] = own[i][3] = 0;
     }
-    multiply_windows<T, pitch>(sums, own, weights + depth - 8);
+    multiply_windows<T, pitch>(sums, own, weights + depth - vector);
   }
 }
 
