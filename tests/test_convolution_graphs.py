@@ -117,7 +117,7 @@ def test_networks_compute_what_they_did(seeds: range) -> None:
                                           database=False, least_gain=0.0))
         onnx.checker.check_model(made.model)
         taken += len(separated_sums(made.model))
-        stencils += sum(region.kernel.schedule == "stencil" for region in made.plan.fusions)
+        stencils += sum(region.kernel.schedule in ("stencil", "stencil_last") for region in made.plan.fusions)
         found = verify(made, EmulatedRunner())
         assert found.passed and found.whole.identical, f"seed {seed}: {found.summary}"
         assert all(node.verdict == "passed" for node in found.nodes), f"seed {seed}: {found.summary}"
@@ -127,4 +127,5 @@ def test_networks_compute_what_they_did(seeds: range) -> None:
         basic = CHANNELS_LAST in str(made.model)
         assert same_bits(run(made.model, feeds, basic), run(original, feeds, basic)), f"seed {seed}"
         assert packed(unfuse(made.model)) == packed(original), f"seed {seed}"
-    assert (taken and stencils) or len(seeds) < CHUNK
+    # Of six networks of other seeds there may be none with a depthwise convolution that is fused.
+    assert (taken and (stencils or seeds.start)) or len(seeds) < CHUNK
