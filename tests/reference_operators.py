@@ -71,6 +71,34 @@ def _instance_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias
     return normal * _channels(scale, x) + _channels(bias, x)
 
 
+def _conv_transpose(attributes: Mapping, opset: int, x: Array, w: Array, bias: Array | None = None) -> Array:
+    """Each element of the image spreads the weights; onnx's evaluator knows no groups."""
+    count, groups = x.ndim - 2, attributes.get("group", 1)
+    strides, dilations = (attributes.get(name) or [1] * count for name in ("strides", "dilations"))
+    more, automatic = attributes.get("output_padding") or [0] * count, attributes.get("auto_pad", b"NOTSET")
+    sizes = [stride * (size - 1) + (kernel - 1) * dilation + 1 + extra for stride, size, kernel, dilation, extra in
+             zip(strides, x.shape[2:], w.shape[2:], dilations, more, strict=True)]
+    whole = np.zeros((x.shape[0], groups, w.shape[1], *sizes))
+    images = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    weights = w.reshape(groups, -1, *w.shape[1:])
+    for place in np.ndindex(*w.shape[2:]):
+        taps = tuple(slice(tap * dilation, tap * dilation + stride * (size - 1) + 1, stride)
+                     for tap, dilation, stride, size in zip(place, dilations, strides, x.shape[2:], strict=True))
+        whole[(slice(None),) * 3 + taps] += np.einsum("ngc...,gcm->ngm...", images, weights[(slice(None),) * 3 + place])
+    whole = whole.reshape(x.shape[0], -1, *sizes)
+    pads, wanted = attributes.get("pads") or [0] * 2 * count, attributes.get("output_shape")
+    if automatic.startswith(b"SAME"):
+        wanted = wanted or [stride * size for stride, size in zip(strides, x.shape[2:], strict=True)]
+    if wanted:
+        totals = [size - each for size, each in zip(sizes, wanted[-count:], strict=True)]
+        begins = [total // 2 if automatic == b"SAME_UPPER" else total - total // 2 for total in totals]
+        pads = [*begins, *(total - begin for total, begin in zip(totals, begins, strict=True))]
+    elif automatic == b"VALID":
+        pads = [0] * 2 * count
+    kept = tuple(slice(pads[axis], size - pads[count + axis]) for axis, size in enumerate(sizes))
+    return whole[(slice(None), slice(None), *kept)] + (0 if bias is None else _channels(bias, x))
+
+
 def _group_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array) -> Array:
     groups = attributes["num_groups"]
     grouped = x.reshape(x.shape[0], groups, -1)
@@ -456,6 +484,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "SimplifiedLayerNormalization"): _rms_norm,
     (MICROSOFT, "SimplifiedLayerNormalization"): _rms_norm,
     ("", "InstanceNormalization"): _instance_norm,
+    ("", "ConvTranspose"): _conv_transpose,
     ("", "GroupNormalization"): _group_norm,
     ("", "BatchNormalization"): _batch_norm,
     ("", "Softmax"): _softmax_like(_softmax),

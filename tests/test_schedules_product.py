@@ -11,7 +11,7 @@ import kernel_harness
 import numpy as np
 import pytest
 from emulator import run_plan, variants_that_hold
-from kernel_harness import Made, arguments, check, compile_all, make, random_inputs, refused
+from kernel_harness import Made, arguments, check, compile_all, make, random_inputs, refused, short_inputs
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
@@ -43,6 +43,24 @@ CONVOLUTIONS = {
     "one place": ("g (T[2,16,8,8] x, T[24,16,1,1] w, T[2,24,8,8] r) => (T[2,24,8,8] y) { c = Conv(x, w) y = Add(c, r) }", {}),
     "one axis, dilated": ("g (T[2,16,L] x, T[24,16,5] w) => (T[2,24,L] y) { y = Conv<pads = [8,0], dilations = [2]>(x, w) }", {"L": 33}),
     "three axes": ("g (T[1,8,5,6,7] x, T[16,8,2,3,2] w) => (T[1,16,4,4,6] y) { y = Conv(x, w) }", {}),
+}
+
+TRANSPOSED = {
+    "as many as a stride": ("g (T[N,16,5,6] x, T[16,8,2,2] w, T[8] b) => (T[N,8,10,12] y) { c = ConvTranspose<strides = [2,2]>(x, w, b) y = Relu(c) }", {"N": 2}),
+    "channels last, as many as a stride": (
+        "g (T[2,5,6,16] t, T[16,2,2,8] v, T[8] b) => (T[2,10,12,8] y) { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) "
+        "c = ConvTranspose<strides = [2,2]>(x, w, b) y = Transpose<perm = [0,2,3,1]>(c) }", {}),
+    "borders left out": ("g (T[2,16,5,6] x, T[16,8,4,4] w, T[8] b) => (T[2,8,10,12] y) { c = ConvTranspose<strides = [2,2], pads = [1,1,1,1]>(x, w, b) y = Relu(c) }", {}),
+    "channels last, borders left out": (
+        "g (T[2,5,6,16] t, T[16,3,3,8] v, T[8] b, T[2,10,12,8] r) => (T[2,10,12,8] y) { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) "
+        "c = ConvTranspose<strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]>(x, w, b) l = Transpose<perm = [0,2,3,1]>(c) y = Add(l, r) }", {}),
+    "channels last, in groups": (
+        "g (T[2,9,16] t, T[16,4,8] v) => (T[2,18,16] y) { x = Transpose<perm = [0,2,1]>(t) w = Transpose<perm = [0,2,1]>(v) "
+        "c = ConvTranspose<strides = [2], pads = [1,1], group = 2>(x, w) y = Transpose<perm = [0,2,1]>(c) }", {}),
+    "one axis, a stride that no vector divides": ("g (T[2,16,L] x, T[16,8,7] w, T[8] b) => (T[2,8,M] y) { c = ConvTranspose<strides = [3], pads = [2,2]>(x, w, b) y = Tanh(c) }", {"L": 33, "M": 99}),
+    "one channel": ("g (T[2,16,L] x, T[16,1,16] w) => (T[2,1,M] y) { y = ConvTranspose<strides = [8], pads = [4,4]>(x, w) }", {"L": 17, "M": 136}),
+    "three axes": ("g (T[1,8,3,4,5] x, T[8,16,2,3,4] w) => (T[1,16,6,8,10] y) { y = ConvTranspose<strides = [2,2,2], pads = [0,0,1,0,1,1]>(x, w) }", {}),
+    "spread weights": ("g (T[2,8,5,6] x, T[8,16,3,3] w) => (T[2,16,13,8] y) { y = ConvTranspose<strides = [2,1], dilations = [2,1]>(x, w) }", {}),
 }
 
 SIZES = ({"M": 1, "K": 1, "N": 1}, {"M": 31, "K": 33, "N": 17}, {"M": 130, "K": 136, "N": 200}, {"M": 33, "K": 197, "N": 49})
@@ -88,6 +106,22 @@ def test_forms(case: str) -> None:
     text, sizes = (FORMS | CONVOLUTIONS)[case]
     made = product(text, planned=sizes)
     check(made, random_inputs(made, sizes), length=200)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float"])
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolutions(case: str, kind: str) -> None:
+    """What lies behind a border is stored nowhere, and nothing is read beside it."""
+    text, sizes = TRANSPOSED[case]
+    made = product(text, kind, planned=sizes)
+    check(made, (short_inputs if kind == "float" else random_inputs)(made, sizes), length=200)
+
+
+@pytest.mark.parametrize(("case", "condition"), [
+    ("as many as a stride", False), ("channels last, as many as a stride", False), ("channels last, borders left out", True)])
+def test_conditions_stand_where_something_is_left_out(case: str, condition: bool) -> None:
+    text, sizes = TRANSPOSED[case]
+    assert bool(any(product(text, planned=sizes).kernel.code.functions[0].body.count(f"{sign} of::store(o0") for sign in ("< 10)", "< 12)"))) is condition
 
 
 @pytest.mark.parametrize(("case", "pieces"), [
@@ -298,7 +332,8 @@ def test_four_warps_multiply_together_where_the_gpu_can() -> None:
      "s = MatMul(a, e) t = MatMul(a, f) y = Sum(p, q, r, s, t) }", "5 products in one region"),
     ("g (T[M,K] a, T[L,K] c, T[K,N] b) => (T[M,N] y, T[L,N] z) { y = MatMul(a, b) z = MatMul(c, b) }", "its products have no operand in common that all of their rows are of"),
     ("g (T[M,K] a, T[M,K] c, T[K,N] b, T[K,N] d) => (T[M,N] y, T[M,N] z) { y = MatMul(a, b) z = MatMul(c, d) }", "its products have no operand in common that all of their rows are of"),
-    ("g (T[2,8,5,6] x, T[8,16,3,3] w) => (T[2,16,7,8] y) { y = ConvTranspose(x, w) }", "what follows the product changes the number of its elements"),
+    (PLAIN.replace("(T[M,N] y)", "(T[L,N] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = Slice(p, none, all, none, two)").replace(
+        "{ p", "<int64[1] none = {0}, int64[1] all = {9999}, int64[1] two = {2}> { p"), "what follows the product changes the number of its elements"),
     (PLAIN.replace("(T[M,N] y)", "(T[M] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = ReduceMax<keepdims = 0>(p, one)").replace("{ p", "<int64[1] one = {1}> { p"), "a reduction is used where elements are not arranged in its rows"),
 ])
 def test_what_it_has_no_kernel_for(text: str, message: str) -> None:

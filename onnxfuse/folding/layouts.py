@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, lowering_of
 from onnxfuse.operators.classes import (
@@ -22,8 +23,10 @@ from onnxfuse.operators.classes import (
     INT8,
     TYPES,
     UINT8,
+    channels,
     is_convolution,
     is_narrow,
+    is_transposed_convolution,
     multiplied,
     quantised,
     slides,
@@ -116,12 +119,13 @@ def _lies_as_numbers(value: Value, around: Mapping[str, Value]) -> bool:
 
 def _is_read_so(node: Node) -> bool:
     """Whether kernels read a convolution's operand best with its channels last: whole vectors of them."""
-    if not is_convolution(node) or node.broken or slides(node):
+    if not (is_convolution(node) or is_transposed_convolution(node)) or node.broken or slides(node):
         return False
     _, weights = multiplied(node)
-    if weights is None or weights.shape is None or len(weights.shape) <= 2:
+    count = channels(node)
+    if weights is None or weights.shape is None or len(weights.shape) <= 2 or count is None:
         return False
-    return (is_narrow(weights) or weights.dtype in (FLOAT, INT8, UINT8)) and _in_vectors(weights)
+    return (is_narrow(weights) or weights.dtype in (FLOAT, INT8, UINT8)) and _are_vectors(count, weights)
 
 
 def _around(convolutions: Iterable[Node]) -> dict[str, Value]:
@@ -151,7 +155,12 @@ def _has_pixels(value: Value) -> bool:
 
 def _in_vectors(value: Value) -> bool:
     """Whether whole vectors make up a value's channels, which its second axis counts."""
-    return value.shape is not None and value.shape[1].multiple_of() * TYPES[value.dtype or FLOAT].size % VECTOR == 0
+    return value.shape is not None and _are_vectors(value.shape[1], value)
+
+
+def _are_vectors(count: Dim, value: Value) -> bool:
+    """Whether so many elements of a value are whole vectors."""
+    return count.multiple_of() * TYPES[value.dtype or FLOAT].size % VECTOR == 0
 
 
 def _keeps(node: Node, value: Value) -> bool:

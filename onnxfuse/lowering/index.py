@@ -98,16 +98,39 @@ class IndexSpace:
             self.limits[monomial] = size
         return index
 
+    def reshaped(self, coordinates: Coordinates, shape: Shape, other: Shape, floors: Coordinates = ()) -> Coordinates:
+        """Coordinates of an element of a tensor where that has another shape; ``floors`` as ``delinear`` has them.
+
+        Digits that are put together, where they are but a part of what they look like (3 m + r of 3 m s + 3 m + r), may
+        not come apart again: then they stay as they are.
+        """
+        known, place = len(self.derived), self.linear(coordinates, shape)
+        found = self.delinear(place, other, floors)
+        apart = self._place(coordinates, shape)
+        if len(self.derived) == known or apart == place:
+            return found
+        between = len(self.derived)
+        again = self.delinear(apart, other, floors)
+        if len(self.derived) == between:
+            return again
+        for name in [*self.derived][between:]:
+            del self.derived[name], self.extents[name]
+        return found
+
     def linear(self, coordinates: Coordinates, shape: Shape) -> Dim:
         """Row-major place of an element in a tensor of this shape."""
+        place = self.merge(self._place(coordinates, shape))
+        self.places[place] = None
+        return place
+
+    @staticmethod
+    def _place(coordinates: Coordinates, shape: Shape) -> Dim:
         total, stride = dim(0), dim(1)
         for coordinate, size in zip(reversed(coordinates), reversed(shape), strict=True):
             # The only coordinate of an axis of size one is 0, though a concatenation may have written it otherwise.
             total = total + coordinate * stride if size != 1 else total
             stride = stride * size
-        place = self.merge(total)
-        self.places[place] = None
-        return place
+        return total
 
     def divmod(self, index: Dim, size: Dim, floors: Coordinates = ()) -> tuple[Dim, Dim]:
         """Quotient and remainder of an index by a size; the index as a whole is not negative."""

@@ -234,11 +234,11 @@ class Puller:
         return self.apply(tensor.function, tensor.dtype, *pulled)
 
     def _reshape(self, tensor: Reshape, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
-        place = self.space.linear(at, tensor.shape)
         if product(tensor.operand.shape) != product(tensor.shape):
             self.relations["==", product(tensor.operand.shape), product(tensor.shape)] = None
         floors = tuple(c.index - c.low for c in conditions if c.low is not None)
-        return self.element(tensor.operand, self.space.delinear(place, tensor.operand.shape, floors), conditions)
+        moved = self.space.reshaped(at, tensor.shape, tensor.operand.shape, floors)
+        return self.element(tensor.operand, moved, conditions)
 
     def _broadcast(self, at: Coordinates, shape: Shape, narrow: Shape) -> Coordinates:
         """Where an operand of shape ``narrow`` is read for a place of ``shape``: trailing axes align, an axis of

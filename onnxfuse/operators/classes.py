@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import FLOAT as FLOAT
 from onnxfuse.ir.scalars import INT8 as INT8
@@ -64,6 +65,22 @@ _BEHIND_PARAMETERS = frozenset({"QLinearConv", "QLinearMatMul"})
 def is_convolution(node: Node) -> bool:
     """Whether a node is a convolution, of floats or of integers."""
     return not node.domain and node.op in ("Conv", "ConvInteger", "QLinearConv")
+
+
+def is_transposed_convolution(node: Node) -> bool:
+    """Whether a node is a transposed convolution, of floats."""
+    return not node.domain and node.op == "ConvTranspose"
+
+
+def channels(node: Node) -> Dim | None:
+    """Channels of the image that a convolution's sums go over, those of a group in groups; None where they are not
+    known."""
+    weights = multiplied(node)[1]
+    if weights is None or weights.shape is None or len(weights.shape) < 2:
+        return None
+    if is_transposed_convolution(node):
+        return weights.shape[0] // int(node.attributes.get("group", 1))
+    return weights.shape[1]
 
 
 def multiplied(node: Node) -> tuple[Value | None, Value | None]:

@@ -188,7 +188,7 @@ define("FusedConv", "QLinearConv", domain=MICROSOFT, kind=HEAVY, types=conv_type
 define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_conv_types, lowering=None,
        arithmetic=conv_arithmetic, host=(), runtime=PLAIN)
 define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, lowering=conv_transpose,
-       arithmetic=_conv_transpose_arithmetic, host=(), runtime=PLAIN)
+       arithmetic=_conv_transpose_arithmetic, host=(), runtime=RuntimeKernel.CONVOLUTION)
 define("DeformConv", "CausalConvWithState", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(),
        runtime=PLAIN)
 define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic, host=(),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from onnxfuse.graph.dims import Dim, dim, maximum
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, reshape, wide
-from onnxfuse.ir.contractions import Slide, contract, parted, window
+from onnxfuse.ir.contractions import Slide, contract, parted, transposed_last, window
 from onnxfuse.ir.integers import less_zero
-from onnxfuse.ir.tensors import Concat, Slice, Tensor
+from onnxfuse.ir.tensors import Concat, Permute, Slice, Tensor
 from onnxfuse.operators.multiplying import alone, requantized
 from onnxfuse.operators.operands import integer_attribute, operand, optional, quantised_by, result_shape
 
@@ -155,19 +155,34 @@ def conv_transpose(node: Node, context: LoweringContext) -> Tensor:
     kept = [size for axis, size in enumerate(weight.shape)
             if axis < first or (axis - first) % 2 or not plain[(axis - first) // 2]]
     inner = [[f"k{axis}"] * (not plain[axis]) for axis in spatial]
+    channels, places = [*group, "m"], [f"{part}{axis}" for axis in spatial for part in "qr"]
+    # Neighbours of the result are those of the image.
+    last = _has_last(source, first - 1)
     made: Tensor = contract(
         (source, ["n", *group, "c", *(label for axis in spatial for label in (f"q{axis}", *inner[axis]))]),
         (reshape(weight, tuple(kept)),
          [*group, "c", "m", *(label for axis in spatial for label in (*inner[axis], f"r{axis}"))]),
-        ["n", *group, "m", *(f"{part}{axis}" for axis in spatial for part in "qr")],
+        ["n", *places, *channels] if last else ["n", *channels, *places],
     )
     whole = tuple(slides[first + axis].count * stride for axis, stride in enumerate(strides))
-    made = reshape(made, (made.shape[0], features * groups, *whole))
-    made = Slice(made.dtype, (*made.shape[:2], *counts), made,
-                 (dim(0), dim(0), *(dim(pad) for pad in pads[:count])), (1,) * made.rank)
+    if last:
+        made = reshape(made, (made.shape[0], *whole, features * groups))
+        axes = (0, 1 + count, *(1 + axis for axis in spatial))
+        made = Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
+    else:
+        made = reshape(made, (made.shape[0], features * groups, *whole))
+    if (*whole, *pads[:count]) != (*counts, *[0] * count):
+        made = Slice(made.dtype, (*made.shape[:2], *counts), made,
+                     (dim(0), dim(0), *(dim(pad) for pad in pads[:count])), (1,) * made.rank)
     if bias is not None:
         made = apply("add", made, _of_channels(wide(bias), made), shape=made.shape)
     return declare(made, source.dtype)
+
+
+def _has_last(tensor: Tensor, axis: int) -> bool:
+    """Whether a tensor is a transposed one whose neighbours are those along an axis."""
+    tensor = transposed_last(tensor)
+    return isinstance(tensor, Permute) and tensor.axes[axis] == tensor.rank - 1
 
 
 def _dilated(weight: Tensor, axis: int, dilation: int) -> Tensor:
@@ -180,11 +195,18 @@ def _dilated(weight: Tensor, axis: int, dilation: int) -> Tensor:
 
 
 def _phases(weight: Tensor, axis: int, stride: int) -> Tensor:
-    """An axis as two: every so-manieth element, the last of them first, and which of them."""
+    """An axis as two: every so-manieth element, the last of them first, and which of them; behind the end are zeros."""
     size = weight.shape[axis]
     taps = (size + (stride - 1)) // stride
-    weight = _longer(weight, axis, taps * stride)
-    weight = reshape(weight, (*weight.shape[:axis], taps, dim(stride), *weight.shape[axis + 1:]))
+    if stride == 1:
+        weight = reshape(weight, (*weight.shape[:axis], taps, dim(1), *weight.shape[axis + 1:]))
+    elif taps == 1:
+        weight = reshape(_longer(weight, axis, dim(stride)),
+                         (*weight.shape[:axis], taps, dim(stride), *weight.shape[axis + 1:]))
+    else:
+        weight = window(weight, {axis: Slide(taps, dim(stride), dim(0), stride)})
+    if taps == 1:
+        return weight
     starts = tuple(taps - 1 if place == axis else dim(0) for place in range(weight.rank))
     steps = tuple(-1 if place == axis else 1 for place in range(weight.rank))
     return Slice(weight.dtype, weight.shape, weight, starts, steps)

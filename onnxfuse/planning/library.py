@@ -26,7 +26,14 @@ from math import fsum, prod
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.ir.scalars import FLOAT, TYPES
-from onnxfuse.operators.classes import is_convolution, is_in_groups, is_narrow, multiplied
+from onnxfuse.operators.classes import (
+    channels,
+    is_convolution,
+    is_in_groups,
+    is_narrow,
+    is_transposed_convolution,
+    multiplied,
+)
 from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
 
@@ -65,8 +72,9 @@ UNALIGNED = 0.6
 
 
 def is_dense(node: Node) -> bool:
-    """Whether a node is a convolution of 16-bit floats or float32 whose sums go over all channels."""
-    image = node.inputs[0] if is_convolution(node) else None
+    """Whether a node is a convolution, or a transposed one, of 16-bit floats or float32 whose sums go over all
+    channels."""
+    image = node.inputs[0] if is_convolution(node) or is_transposed_convolution(node) else None
     return image is not None and node.attributes.get("group", 1) == 1 and (is_narrow(image) or image.dtype == FLOAT)
 
 
@@ -80,9 +88,9 @@ def is_laid_anew(node: Node) -> bool:
 def has_few_channels(node: Node) -> bool:
     """Whether no vector of an image's channels is to be had: kernels bring such by elements, however they lie."""
     weights = node.inputs[1] if is_dense(node) and len(node.inputs) > 1 else None
-    channels = None if weights is None or weights.shape is None else weights.shape[1].value
+    count = None if weights is None else channels(node)
     size = TYPES[FLOAT if weights is None or weights.dtype is None else weights.dtype].size
-    return channels is not None and channels * size < VECTOR_BYTES
+    return count is not None and count.value is not None and count.value * size < VECTOR_BYTES
 
 
 def convolution_seconds(node: Node, costs: CostModel) -> float | None:
@@ -93,11 +101,21 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     if shapes is None or len(shapes) < 3 or not all(map(prod, shapes)):
         return None
     image, weights, result = shapes
+    if is_transposed_convolution(node):
+        weights = _as_dense(node, weights)
     if prod(result) // weights[0] < LEAST_ROWS:
         return None
     seconds = (_in_groups if is_in_groups(node) else _dense)(node, costs, image, weights, result)
     bias = biased([node])
     return seconds if bias is None or seconds is None else seconds + costs.bias_seconds(bias)
+
+
+def _as_dense(node: Node, weights: Shape) -> Shape:
+    """The weights of the convolution without strides that computes what a transposed one does: for each element of the
+    image as many results as its strides have places, each of every so-manieth weight."""
+    strides = node.attributes.get("strides") or [1] * len(weights[2:])
+    taps = (-(-size // stride) for size, stride in zip(weights[2:], strides, strict=True))
+    return (weights[1] * prod(strides), weights[0], *taps)
 
 
 def left_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
@@ -129,8 +147,8 @@ def _dense(node: Node, costs: CostModel, image: Shape, weights: Shape, result: S
     rate, element = tile_rate(profile, rounds=dtype == FLOAT), TYPES[dtype or FLOAT].size
     if rate is None:
         return None
-    depth, channels = prod(weights[1:]), weights[0]
-    tiles = -(-(prod(result) // channels) // TILE) * -(-channels // TILE)
+    depth, columns = prod(weights[1:]), weights[0]
+    tiles = -(-(prod(result) // columns) // TILE) * -(-columns // TILE)
     rounds = -(-tiles // profile.multiprocessors)
     seconds = LIBRARY * rounds * 2 * TILE**2 * depth * profile.multiprocessors / (1e12 * rate)
     floor = kernel_time(0, 0, 0, profile)

@@ -74,6 +74,10 @@ MOST_WARPS = 16
 LEAST_PACED = 64
 """Rows from which on the time of blocks with a warp that copies follows from their tiles."""
 
+SPREAD = 0.65
+"""Share of the rate that large tiles reach of those whose threads copy operands by vectors: products whose tiles may be
+copied both ways took 1.4 times as long so at most, nine of ten (H100, 703 products and convolutions of the zoo)."""
+
 RESULTS = {1: 5.5, 2: 3.5}
 """TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
 (H100, seven products with activations; of 16 bits what follows takes 3 to 14% of a product)."""
@@ -258,7 +262,7 @@ class Blocks:
         if None in sizes:
             return None
         if type(shape) is ProductShape:
-            return self._gathering(shape, stored)
+            return self._spread(shape) or self._gathering(shape, stored)
         if not isinstance(shape, SpecialisedShape) or shape.split > 1:
             return None
         if self.planned(self.parts.rows) < LEAST_PACED:
@@ -269,6 +273,16 @@ class Blocks:
         flops = 2 * shape.rows * shape.columns * self._staged_depth
         results = RESULTS[shape.turns] if self.parts.rounds else None
         return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1)
+
+    def _spread(self, shape: ProductShape) -> Pace | None:
+        """The same of a transposed convolution whose operands threads copy by vectors."""
+        parts = self.parts
+        copied = shape.together and all(side.copied and side.width > 1 for side in self.vectors)
+        rows = self.planned(parts.columns if parts.swapped else parts.rows)
+        if not copied or "ConvTranspose" not in parts.lowered.program.operators or rows < LEAST_PACED:
+            return None
+        tiles = -(-self._count(shape.rows, shape.columns) // HOPPER_HAS)
+        return Pace(tiles, self._steps, 2 * shape.rows * shape.columns * self._staged_depth, SPREAD)
 
     def _gathering(self, shape: ProductShape, stored: int) -> Pace | None:
         """The same of a convolution in groups, each of whose tiles counts as one stage that is waited for."""

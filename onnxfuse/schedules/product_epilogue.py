@@ -153,7 +153,7 @@ class EpilogueText:
     def _sent(self) -> list[str]:
         """Lines that store the results of a piece from where they are laid out."""
         writer = self._writer(self.lanes)
-        targets = self._targets(writer)
+        targets, kept = self._targets(writer), self._kept(writer)
         return [
             f"constexpr int width = {self.lanes.width}, lanes = piece_wide / width, step = 32 / lanes;",
             "const int column = lane % lanes * width;",
@@ -166,7 +166,8 @@ class EpilogueText:
                   f"of::packed_at<piece_wide, sizeof(*at{number})>(line % 16, column));"
                   for number in range(len(targets))),
                 f"if (line < 16 && m < {self.extents['m']} && n < {self.extents['n']}) {{",
-                *(f"  of::store({target}, result{number});" for number, target in enumerate(targets)),
+                *(f"  {where}of::store({target}, result{number});"
+                  for number, (target, where) in enumerate(zip(targets, kept, strict=True))),
                 "}",
             ]),
         ]
@@ -191,6 +192,16 @@ class EpilogueText:
         """Where they are stored."""
         return [pointer(f"o{number}", writer.index(place)) for number, place in enumerate(self.parts.places)]
 
+    def _kept(self, writer: Writer) -> list[str]:
+        """For each of them, what stands before it is stored: whether it is one of the result's elements."""
+        found = [" && ".join(writer.condition(condition)[0] for condition in each) for each in self.parts.kept]
+        return [f"if ({each}) " if each else "" for each in found]
+
+    def _lone(self, writer: Writer) -> list[str]:
+        """Lines that name what hangs on an element itself, which stands alone where conditions do."""
+        lines = writer.lines[Scope.LANE] if any(self.parts.kept) else []
+        return ["constexpr int v = 0;", *lines] if lines else []
+
     # ---- Results of sums that are laid out as rows. ----
 
     def _results(
@@ -205,7 +216,7 @@ class EpilogueText:
         rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
         kinds = [TYPES[output.dtype] for output in outputs]
         lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
-        made, targets = self._made(writer, self.lanes.width), self._targets(places)
+        made, targets, kept = self._made(writer, self.lanes.width), self._targets(places), self._kept(places)
         return [
             *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
@@ -216,8 +227,9 @@ class EpilogueText:
                 *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(made)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
-                *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR),
-                *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
+                *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR), *self._lone(places),
+                *(f"{where}of::store({target}, results{number}[pass]);"
+                  for number, (target, where) in enumerate(zip(targets, kept, strict=True))),
             ]),
         ]
 

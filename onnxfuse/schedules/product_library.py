@@ -104,6 +104,8 @@ class Library:
 
 def library_of(parts: ProductParts) -> Library | None:
     """How a library runs a region; None where it does not, as where an operand is computed, or lies otherwise."""
+    if any(parts.kept):
+        return None
     left, *rights = (_matrix(parts, scalar, loop) for scalar, loop in (
         (parts.left, "@m"), *((right, "@n") for right in parts.rights)))
     outputs = zip(parts.places, parts.lowered.program.outputs, strict=True)

@@ -14,7 +14,7 @@ from onnxfuse.ir.integers import Numbers, numbers_of
 from onnxfuse.ir.tensors import Contract, Expand, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Puller, Scalar
+from onnxfuse.lowering.pull import Condition, Puller, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import (
     divides,
@@ -27,7 +27,7 @@ from onnxfuse.schedules.kernel import (
     vector_loads,
 )
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.layouts import reached
+from onnxfuse.schedules.layouts import Place, reached_in_part
 from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
 
 MOST_BESIDE = 4
@@ -67,6 +67,7 @@ class ProductParts(Multiplied):
         left, rights: the operands' elements.
         results: of the outputs at (b, m, n), over the products' sums; places: where these lie.
         swapped: whether the left operand is the right one of the contractions.
+        kept: for each result, under which conditions it is one: others are stored nowhere.
         zeros: of integers, for each product the zero points of the left operand and of the right one at (b, m, n), by
             which their elements are to be less; None where that is zero.
     """
@@ -81,6 +82,7 @@ class ProductParts(Multiplied):
     rights: tuple[Scalar, ...]
     results: tuple[Scalar, ...]
     places: tuple[Dim, ...]
+    kept: tuple[tuple[Condition, ...], ...]
     swapped: bool = False
     zeros: tuple[tuple[Scalar | None, Scalar | None], ...] = ()
 
@@ -171,18 +173,19 @@ def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Pr
     outputs = _outputs(lowered, dict.fromkeys(products, place), space)
     if outputs is None:
         return _refused("what follows the product changes the number of its elements")
-    results = tuple(puller.element(output, out) for output, out in outputs.items())
-    places = tuple(space.linear(out, output.shape) for output, out in outputs.items())
+    results = tuple(puller.element(output, out.at, out.conditions) for output, out in outputs.items())
+    places = tuple(space.linear(out.at, output.shape) for output, out in outputs.items())
+    kept = tuple(out.conditions for out in outputs.values())
     return ProductParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places,
-        swapped, zeros if are_bytes(products) else ())
+        kept, swapped, zeros if are_bytes(products) else ())
 
 
 def _outputs(
     lowered: Lowered, start: Mapping[Tensor, Coordinates], space: IndexSpace
-) -> dict[Tensor, Coordinates] | None:
-    """Where each output is written; None where one has not the sums' elements."""
-    found = reached(lowered.program, space, start)
+) -> dict[Tensor, Place] | None:
+    """Where each output is written; None where one has more than the sums' elements."""
+    found = reached_in_part(lowered.program, space, start)
     if any(id(output) not in found for output in lowered.program.outputs):
         return None
     return {output: found[id(output)] for output in lowered.program.outputs}
@@ -254,7 +257,9 @@ def result_lanes(
     loop, extents = ("@n", [parts.columns]) if line is None else ("@m", [parts.rows, line])
     lanes = parts.lanes(loop, min(parts.width, MOST_WIDE))
     moving = moving_loads(parts.results, lanes)
+    conditions = [condition for each in parts.kept for condition in each]
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
+    stored = stored and all(map(lanes.uniform, conditions))
     if not stored or not all(map(lanes.may_divide, extents)):
         return parts.lanes(loop, 1), ()
     vectors = vector_loads(moving, lanes)
@@ -262,6 +267,8 @@ def result_lanes(
         lanes.rely_on_size(extent)
     lanes.rely_on_loads(vectors)
     lanes.rely_on_vectors(parts.places)
+    for condition in conditions:
+        lanes.rely_on_condition(condition)
     if not divides(lanes, planned):
         return parts.lanes(loop, 1), ()
     return lanes, vector_guards(parts.lowered, lanes, [*sources(vectors), *targets(parts.lowered)])
