@@ -35,6 +35,11 @@ BOTH = """g (T[N,H,C,3] x) => (T[N,H,C,3] y, T[N,C] m, T[N,1,C,1] v) <int64[2] a
 SOFTMAX = """g (T[N,H,C,3] x) => (T[N,H,C,3] y, T[N,1,C,1] s) <int64[2] a = {1,3}> {
  m = ReduceMax(x, a) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, a) y = Div(e, s) }"""
 
+INSTANCE = """g (T[N,{height},{width},{channels}] x, T[{channels}] s, T[{channels}] b)
+ => (T[N,{height},{width},{channels}] y) {{
+ f = Transpose <perm=[0,3,1,2]> (x) i = InstanceNormalization <epsilon = 0.0000152587890625> (f, s, b)
+ l = LeakyRelu <alpha = 0.125> (i) y = Transpose <perm=[0,2,3,1]> (l) }}"""
+
 PLANNED = {"N": 4, "H": 256, "W": 256, "C": 32}
 LONG = {"N": 4, "H": 100_000, "C": 32}
 
@@ -61,6 +66,33 @@ def test_groups_of_channels(kind: str, channels: int, count: int, width: int) ->
     for batch, height, breadth in ((1, 1, 1), (3, 1, 31), (2, 33, 1), (2, 17, 241)):
         inputs = random_inputs(made, {"N": batch, "H": height, "W": breadth}, batch)
         forced(made, inputs, length=height * breadth * channels // count, orders=("forward", 7), misalign=batch == 3)
+
+
+@pytest.mark.parametrize("kind, channels, height, width", [
+    ("float16", 32, 17, 31), ("float16", 40, 64, 65), ("bfloat16", 8, 33, 64), ("float", 12, 33, 31),
+    ("float16", 7, 29, 31), ("double", 6, 23, 23)])
+def test_columns_by_themselves(kind: str, channels: int, height: int, width: int) -> None:
+    """Instance norms, whose mean and variance are one pass."""
+    made = cut(INSTANCE.format(channels=channels, height=height, width=width), kind)
+    assert len(made.kernel.plan.variants[0].steps) == 2
+    expected = SCHEDULES["pieces"].expected(made.lowered, PLANNED, 132)
+    assert expected is not None and expected.steps == 2
+    for batch in (1, 3):
+        inputs = random_inputs(made, {"N": batch}, batch)
+        inputs["x"] = (inputs["x"] * 2 + 5).astype(inputs["x"].dtype)
+        check(made, inputs, length=height * width, orders=("forward", 7), misalign=batch == 3)
+
+
+@pytest.mark.parametrize("text", [
+    INSTANCE.format(channels=32, height=16, width=32), INSTANCE.format(channels=32, height="H", width="W")])
+def test_columns_that_gain_nothing_by_themselves(text: str) -> None:
+    """Short ones, and those whose length nobody knows."""
+    assert make(text.replace("T[", "float16["), planned=PLANNED).kernel.schedule != "pieces"
+
+
+def test_many_columns_have_blocks_of_their_own() -> None:
+    text = INSTANCE.format(channels=32, height=64, width=64).replace("T[", "float16[")
+    assert make(text, planned={"N": 4}).kernel.schedule == "pieces" != make(text, planned={"N": 4096}).kernel.schedule
 
 
 @pytest.mark.parametrize("name", KINDS)

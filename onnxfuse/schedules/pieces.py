@@ -7,6 +7,9 @@
 A block of one row would use a few bytes of each line that it reads.  Here a row is cut into columns, as many as its
 pieces are long, which lie side by side with those of other rows: blocks have chunks of whole lines of them, as where
 columns are split (``split``), and combine what they find over the columns of each row before they write it to scratch.
+
+Few long columns whose mean and variance are wanted, as of instance norms, are pieces of one: found together here, both
+take a pass less.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from math import lcm
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Reduce
-from onnxfuse.lowering.arrangement import arrangement
+from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import Kernel, has_scans
+from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, has_scans
 from onnxfuse.schedules.reduction import (
     MOST_IN_PIECES,
     Extent,
@@ -37,7 +40,16 @@ from onnxfuse.schedules.reduction import (
 )
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Does, Expected, Request
-from onnxfuse.schedules.split import KEPT_ROW, SplitForm, SplitShape, SplitWays, joined, ways_of
+from onnxfuse.schedules.split import (
+    KEPT_ROW,
+    LONG_COLUMN,
+    SplitForm,
+    SplitShape,
+    SplitWays,
+    are_few_columns,
+    joined,
+    ways_of,
+)
 from onnxfuse.schedules.split_text import UNROLLED, reductions_of
 
 LINE_BYTES = 128
@@ -65,8 +77,12 @@ OWN = PiecesShape(256, 3, 256)
 """As many threads as have 80 registers each: what a vector's columns need beside the elements on their way are up to
 four numbers a lane.  Not more blocks: every one of a later step reads the numbers of all chunks of its rows."""
 
+ALONE = PiecesShape(512, 1, 128)
+"""Of rows that are one column: every block of a later step reads two numbers of each column and chunk, as much as all
+blocks together squared."""
+
 OTHERS = tuple(shape for shape in (PiecesShape(threads, blocks, wide) for threads, blocks in (
-    (256, 2), (256, 3), (256, 4), (512, 1), (512, 2)) for wide in (128, 256, 512)) if shape != OWN)
+    (256, 2), (256, 3), (256, 4), (512, 1), (512, 2)) for wide in (128, 256, 512)))
 """What tuning tries."""
 
 
@@ -89,7 +105,7 @@ class Pieces(Reduction):
         if reduction is None:
             return None
         length = lowered.binding.at(arrangement(reduction.operand.shape, reduction.axes).length, sizes)
-        if length is None or length <= MOST_IN_PIECES:
+        if length is None or length <= LONG_COLUMN:
             return None
         request = Request(lowered, sizes=sizes)
         work = request.once(in_pieces)
@@ -127,9 +143,11 @@ class Pieces(Reduction):
         planned, *near = (size is not None and size * work.extent.pieces > longest for size in _planned(work.extent))
         if not (always or planned or any(near)):
             return None
-        offered = {shape.choice: form for shape in OTHERS if (form := _form(work, shape, longest)) is not None}
+        own = ALONE if work.extent.pieces == 1 else OWN
+        offered = {shape.choice: form for shape in OTHERS
+                   if shape != own and (form := _form(work, shape, longest)) is not None}
         choice, form = told(work.extent.choice, offered)
-        form = form or _form(work, OWN, longest)
+        form = form or _form(work, own, longest)
         if form is None:
             return None
         guards = () if always else (f"{longest // work.extent.pieces} {work.expression(work.extent.length)} <",)
@@ -144,7 +162,7 @@ class Pieces(Reduction):
 def in_pieces(request: Request) -> ReductionWork | None:
     """A region with its rows cut into columns; None where they do not lie in short pieces, or not all tensors do so."""
     lowered, reduction = request.lowered, _first(request.lowered)
-    cut = None if reduction is None or has_scans(lowered) else _cut(lowered, reduction)
+    cut = None if reduction is None or has_scans(lowered) else _cut(request, reduction)
     if reduction is None or cut is None:
         return None
     pieces, step, outermost = cut
@@ -163,25 +181,34 @@ def in_pieces(request: Request) -> ReductionWork | None:
     # An output lies along the rows, and would go through shared memory, or it lies across.
     if isinstance(work, Refusal) or not work.way.across or work.transposes or work.scattered:
         return None
-    return work
+    return work if pieces != 1 or work.frame.streaming.moments else None
 
 
 def _first(lowered: Lowered) -> Reduce | None:
     return next((tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce)), None)
 
 
-def _cut(lowered: Lowered, reduction: Reduce) -> tuple[Dim, Dim, bool] | None:
+def _may_gain_alone(request: Request, found: Arrangement) -> bool:
+    """Whether rows may gain as columns, one each: few and long ones."""
+    count, length = request.lowered.binding.at(found.count, request.sizes), found.length.value
+    few = count is not None and are_few_columns(count, VECTOR_BYTES // smallest(request.lowered.program))
+    return few and length is not None and length > LONG_COLUMN
+
+
+def _cut(request: Request, reduction: Reduce) -> tuple[Dim, Dim, bool] | None:
     """The elements of a piece, how many pieces a row has, and whether neighbours in memory are as far apart in the row
     as it has pieces, or neighbours in it; None where pieces are long, or of unknown length."""
-    found = arrangement(reduction.operand.shape, reduction.axes)
+    lowered, found = request.lowered, arrangement(reduction.operand.shape, reduction.axes)
     step, outermost = step_of(lowered.program, reduction), True
     pieces = None if step is None else found.length.divide(step)
     if step is None and len(found.segments) > 2 and found.segments[-1][1]:
         pieces, outermost = found.inner, False
         step = product([size for size, reduced in found.segments[:-1] if reduced])
+    if step is None and _may_gain_alone(request, found):
+        pieces, step = dim(1), found.length
     if step is None or pieces is None or pieces.value is None:
         return None
-    short = 1 < pieces.value < LINE_BYTES // smallest(lowered.program)
+    short = pieces.value < LINE_BYTES // smallest(lowered.program)
     return (pieces, step, outermost) if short and step != 1 else None
 
 
@@ -189,6 +216,8 @@ def _longest(request: Request, work: ReductionWork) -> int:
     """Elements of the longest rows that blocks of one row each are quicker for: all that registers hold, where pieces
     fill sectors."""
     program, pieces = request.lowered.program, work.extent.pieces
+    if pieces == 1:
+        return LONG_COLUMN
     return KEPT_ROW // max(work.phases.live, 1) if fills_sectors(program, dim(pieces)) else MOST_IN_PIECES
 
 

@@ -64,7 +64,7 @@ ENOUGH_THREADS = 8_000
 class Extent:
     """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for, ``rows`` how many are
     planned, ``choice`` what that variant is told to be; ``nearby`` are further lengths and counts to make variants
-    for.  Of ``pieces`` neighbouring rows one result is computed (``schedules.pieces``)."""
+    for.  Of ``pieces`` neighbouring rows one result is computed (``schedules.pieces``); 0 where rows are whole."""
 
     count: Dim
     length: Dim
@@ -72,7 +72,7 @@ class Extent:
     rows: int | None
     choice: Choice | None = None
     nearby: tuple[tuple[int | None, int | None], ...] = ()
-    pieces: int = 1
+    pieces: int = 0
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ def _vectorised(
     outputs = [replace(output, staged=output.index in way.outputs) for output in outputs]
     base = "@row" if way.across else "@e"
     # What there is once for several columns is stored by one of them alone.
-    once = way.across and extent.pieces == 1
+    once = way.across and extent.pieces <= 1
     wide = [output for output in outputs if (output.whole or once) and not output.staged]
     loads = [load for load in moving[base] if load not in way.staged]
     dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
@@ -435,7 +435,7 @@ def _frame(lowered: Lowered, outputs: list[Output], extent: Extent, lanes: Lanes
     along = Lanes(lanes.space, lanes.puller, "@e", "@row", 1) if way.across else lanes
     sizes = Sizes(Signature(lowered).sizes)
     count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
-    whole = extent.length * extent.pieces if extent.pieces > 1 else None
+    whole = extent.length * extent.pieces if extent.pieces else None
     streaming = Phases(outputs, along, streams=True, length=whole)
     return Frame(Phases(outputs, along), streaming, lanes, sizes.names, count, length,
                  frozenset(sizes.used))

@@ -91,7 +91,8 @@ class SplitForm:
         unit: elements that chunks are multiples of.
         longest: length up to which rows are not split.
         shape: of its blocks.
-        pieces: columns side by side that make up one row.
+        pieces: columns side by side that make up one row, whose mean and variance are found together; 0 where they
+            are not.
     """
 
     shape: SplitShape
@@ -101,18 +102,18 @@ class SplitForm:
     whole: int
     unit: int
     longest: int
-    pieces: int = 1
+    pieces: int = 0
 
     @property
     def text(self) -> type[RowSplit] | type[ColumnSplit] | type[PieceSplit]:
         """What writes its steps."""
-        return PieceSplit if self.pieces > 1 else ColumnSplit if self.across else RowSplit
+        return PieceSplit if self.pieces else ColumnSplit if self.across else RowSplit
 
     @property
     def name(self) -> str:
         """What stands in its kernels' names, with what tells those of pieces apart."""
         words = self.text.words
-        told = f"{words}_{self.shape.threads}x{self.shape.blocks}_{self.rows}" if self.pieces > 1 else words
+        told = f"{words}_{self.shape.threads}x{self.shape.blocks}_{self.rows}" if self.pieces else words
         return told and f"{told}_"
 
 
@@ -201,6 +202,11 @@ def _few(form: SplitForm) -> int:
     return MULTIPROCESSORS // 2 * form.whole
 
 
+def are_few_columns(count: int, width: int) -> bool:
+    """Whether columns are too few for blocks of their own, which have vectors of so many."""
+    return count <= MULTIPROCESSORS // 2 * side_by_side(32, count, width) * width
+
+
 def _planned(work: ReductionWork, form: SplitForm) -> Iterator[bool]:
     """Whether the planned rows are few and long, and whether each of those nearby are."""
     for size, rows in ((work.extent.planned, work.extent.rows), *work.extent.nearby):
@@ -244,7 +250,7 @@ def ways_of(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Wa
         Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),
         Parameter("const {index}", "chunks", f"i{{bits}}:{chunks}"),
     ))
-    rows = count if form.pieces == 1 else f"{count} {form.pieces} //"
+    rows = count if form.pieces <= 1 else f"{count} {form.pieces} //"
     ways = Ways(scratch=[f"{rows} {chunks} * {parts.bytes} *"])
     functions = {each.frame.peeled: _functions(each, form, parts, signature) for each in _readers(work)}
     for of, width, bits, needed in _ways_to_read(work):
@@ -256,7 +262,7 @@ def ways_of(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Wa
             name = f"split{phase}_{form.name}w{width}_{peeled}{bits}"
             deep = max(form.shape.threads // across, 1) if across else 0
             share = [deep, across] if across else [form.shape.threads]
-            share += [form.rows, form.pieces] if form.pieces > 1 else []
+            share += [form.rows, form.pieces] if form.pieces else []
             threads = deep * across or form.shape.threads
             least = max(min(form.shape.blocks, MOST_THREADS // threads), 1)
             entry = function.entry(name, (width, *share), bits, threads, least)
