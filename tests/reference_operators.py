@@ -335,7 +335,7 @@ def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array
 
 def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, scales: Array | None = None,
             sizes: Array | None = None) -> Array:
-    """The nearest element: by the coordinates that the standard gives, rounded as it says."""
+    """The nearest element, by the coordinates that the standard gives, rounded as it says; or what lies between two."""
     axes = attributes.get("axes") or range(x.ndim)
     for place, axis in enumerate(axes):
         before = x.shape[axis]
@@ -343,10 +343,18 @@ def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, s
         size = int(sizes[place]) if sizes is not None and sizes.size else int(before * scale)
         place_of = {
             "asymmetric": lambda i, scale=scale: i / scale,
+            "align_corners": lambda i, size=size, before=before: i * (before - 1) / max(size - 1, 1),
             "half_pixel": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
             "half_pixel_symmetric": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
             "pytorch_half_pixel": lambda i, scale=scale, size=size: (i + 0.5) / scale - 0.5 if size > 1 else 0 * i,
         }[attributes.get("coordinate_transformation_mode", b"half_pixel").decode()]
+        if attributes.get("mode", b"nearest") == b"linear":
+            places = np.clip(place_of(np.arange(size).astype(np.float64)), 0, max(before - 1, 0))
+            low = np.floor(places).astype(np.int64)
+            high = np.minimum(low + 1, max(before - 1, 0))
+            share = np.where(low == high, 0.5, places - low).reshape(-1, *(1,) * (x.ndim - axis % x.ndim - 1))
+            x = np.take(x, low, axis) * (1 - share) + np.take(x, high, axis) * share
+            continue
         rounded = {
             "floor": np.floor, "ceil": np.ceil,
             "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),

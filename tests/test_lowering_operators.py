@@ -302,6 +302,19 @@ CASES: tuple[Case, ...] = (
     Case("resize to sizes", "g (T[2,3,4,5] x) => (T[2,3,12,5] y) <int64[4] s = {2,3,12,5}> { y = Resize(x, , , s) }", sizes=({},)),
     Case("resize to sizes that are computed", "g (T[N,3,H,5] x) => (T[N,3,I,5] y) <int64[4] f = {1,1,3,1}> "
          "{ d = Shape(x) s = Mul(d, f) y = Resize(x, , , s) }", sizes=({"N": 2, "H": 3, "I": 9},)),
+    *(Case(f"linear resize, {way}, {before} to {after}", f"g (T[N,2,{before},5] x) => (T[N,2,{after},5] y) <int64[4] s = {{0,0,{after},5}}> "
+           f"{{ a = Neg(x) d = Shape<end = 2>(x) e = Slice(s, two, four) z = Concat<axis = 0>(d, e) y = Resize<mode = \"linear\", "
+           f"coordinate_transformation_mode=\"{way}\">(a, , , z) }}".replace("{ a = Neg", "{ two = Constant <value = int64[1] {2}> () four = Constant <value = int64[1] {4}> () a = Neg"),
+           ("float", "float16") if after == 7 else ("float",))
+      for way in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+      for before, after in ((4, 8), (3, 7), (7, 3), (5, 1), (1, 4), (4, 4))),
+    Case("linear resize by scales", "g (T[2,3,H,6] x) => (T[2,3,I,9] y) <float[4] s = {1,1,2,1.5}> { y = Resize<mode = \"linear\">(x, , s) }",
+         ("float", "bfloat16", "double"), sizes=({"H": 1, "I": 2}, {"H": 5, "I": 10}, {"H": 33, "I": 66})),
+    Case("linear resize by scales that sizes do not show", "g (T[2,5] x) => (T[2,6] y) <float[2] s = {1,1.3}> { y = Resize<mode = \"linear\">(x, , s) }", sizes=({},)),
+    Case("linear resize to sizes that are computed", "g (T[N,3,H,W] x) => (T[N,3,I,J] y) <int64[4] f = {1,1,3,2}> "
+         "{ d = Shape(x) s = Mul(d, f) y = Resize<mode = \"linear\", coordinate_transformation_mode=\"pytorch_half_pixel\">(x, , , s) }",
+         sizes=({"N": 2, "H": 3, "I": 9, "W": 5, "J": 10}, {"N": 1, "H": 1, "I": 3, "W": 1, "J": 2})),
+    Case("linear resize along three axes", "g (T[1,2,3,4,5] x) => (T[1,2,6,8,5] y) <float[3] s = {2,2,1}> { y = Resize<mode = \"linear\", axes = [2,3,4]>(x, , s) }", sizes=({},)),
     Case("one hot", "g (int64[N,3] i, T[2] v) => (T[N,3,7] a, T[N,7,3] b) <int64 d = {7}> "
          "{ a = OneHot(i, d, v) b = OneHot<axis=1>(i, d, v) }", ("float", "float16", "int32", "bool"), inputs={"i": below(9, -9)}),
     Case("one hot of other types", "g (int32[N] i, T[N] j) => (float[N,7] a, float[7,N] b) <int32 d = {7}, float[2] v = {-1, 2}> "

@@ -74,6 +74,28 @@ def test_each_operator(body: str, kind: str) -> None:
     assert known == computed
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("size", [0, 1, 4, 196, 576, 1024, 4096, 12321, 2**20])
+def test_sides_of_squares(size: int, kind: str) -> None:
+    """As the sides of an image are exported, of which the number of patches is known."""
+    number, given = KINDS[kind]
+    model = parse(f"g ({kind}[{size}] u) => (int64[1] y) <{kind} half = {{0.5}}> {{ s = Shape(u) "
+                  f"a = Cast<to = {number}>(s) r = Pow(a, half) y = Cast<to = {TensorProto.INT64}>(r) }}")
+    elements = load_graph(model).values["y"].elements
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"u": np.zeros(size, given)})
+    assert elements is not None and [each.value for each in elements] == result.tolist()
+
+
+@pytest.mark.parametrize(("body", "known"), [
+    ("r = Pow(a, b)", True), ("c = Add(b, a) r = Pow(a, c)", False), ("h = Div(a, b) r = Pow(h, b)", False),
+    ("h = Div(a, a) i = Div(h, b) r = Pow(a, i)", False)])
+def test_powers_that_are_exact(body: str, known: bool) -> None:
+    """Squares of integers; not high powers, squares of fractions or roots of what is no square."""
+    answer, computed = found(body)
+    assert answer == (computed if known else None)
+
+
 def test_floats_of_two_bytes_are_not_followed() -> None:
     """Where the CPU has no kernel for them a chain may be rounded once, at its end."""
     known, _ = found("q = Div(a, b) r = Floor(q)", "float16")

@@ -4,6 +4,7 @@ elementwise.py    one scalar function an element       activations.py   those ma
 quantization.py   between floats and small integers    reductions.py    sums, maxima, means
 norms.py          softmax and norms                    views.py         another shape or order
 pieces.py         cut, joined, padded, repeated        indexing.py      picked by index or value
+resizing.py       enlarged and shrunk
 making.py         from sizes, numbers or chance        products.py      matrix products, attention, recurrences
 convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
@@ -29,6 +30,7 @@ from onnxfuse.operators import (
     products,
     quantization,
     reductions,
+    resizing,
     views,
 )
 from onnxfuse.operators.classes import classify, is_deterministic
@@ -47,5 +49,5 @@ __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
     "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
     "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
-    "reductions", "views",
+    "reductions", "resizing", "views",
 ]

@@ -19,10 +19,17 @@ def classify(node: Node, graph: Graph) -> OperatorClass:
     found = operator_of(node)
     if found is None or node.has_subgraph or node.broken or (node.domain, node.op) in graph.functions:
         return OperatorClass.OPAQUE
+    if mixes(node):
+        return OperatorClass.BROADCAST
     if found.kind is not OperatorClass.POINTWISE:
         return found.kind
     return _elementwise(node) if node.domain in (MICROSOFT, CANONICAL) or is_deterministic(node) else (
         OperatorClass.OPAQUE)
+
+
+def mixes(node: Node) -> bool:
+    """Whether a node is a Resize that makes each element of several, and so no view."""
+    return node.op == "Resize" and not node.domain and node.attributes.get("mode", "nearest") != "nearest"
 
 
 def _elementwise(node: Node) -> OperatorClass:

@@ -2,7 +2,7 @@
 from the size through float32 (a division, rounded up, multiplied, never under zero) and back.
 
 All are operations that IEEE 754 rounds to one result in float32 and float64, so that what is known is what the runtime
-computes.
+computes; of powers, by which the sides of a square are exported, those whose result is a number of that type itself.
 """
 
 from __future__ import annotations
@@ -80,8 +80,28 @@ def _computed(node: Node, kind: np.dtype[Any]) -> Numbers | None:
     if node.op == "Clip" and len(node.inputs) > 1:
         low, high = (_known(value) for value in (*node.inputs[1:], None)[:2])
         return np.clip(first, low, high) if low is not None or high is not None else first
+    if node.op == "Pow" and others:
+        return _power(first, others[0], kind)
     function = _ALIKE.get(node.op)
     return None if function is None or function.nin != 1 + len(others) else function(first, *others)
+
+
+def _power(base: Numbers, exponent: Numbers, kind: np.dtype[Any]) -> Numbers | None:
+    """Square roots and small powers, all of which are exact; None of others."""
+    powers = {float(each) for each in exponent.reshape(-1)}
+    wide = base.astype(np.float64)
+    if len(powers) != 1 or not np.all(np.abs(wide) < EXACT):
+        return None
+    (power,) = powers
+    if power == 0.5:
+        found = np.sqrt(wide)
+        exact = found * found == wide
+    elif power in (1.0, 2.0, 3.0):
+        found = wide**power
+        exact = (np.abs(found) < EXACT) & (np.trunc(wide) == wide)
+    else:
+        return None
+    return found if np.all(exact & (found.astype(kind).astype(np.float64) == found)) else None
 
 
 def _joined(node: Node) -> Numbers | None:

@@ -1,21 +1,19 @@
-"""Operators that cut tensors, lay them side by side, or repeat them: Slice, Split, Concat, Pad, Tile, Resize."""
+"""Operators that cut tensors, lay them side by side, or repeat them: Slice, Split, Concat, Pad, Tile."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import accumulate as running
-from math import ceil, floor, prod
+from math import prod
 
 import numpy as np
 
 from onnxfuse.graph.context import MAX_ELEMENTS, Contents, Type, TypeContext, flat
 from onnxfuse.graph.dims import Dim, dim, maximum, minimum
 from onnxfuse.graph.model import Node, Shape
-from onnxfuse.graph.sizes import Sizes
 from onnxfuse.ir.context import LoweringContext, expand, like, reshape
 from onnxfuse.ir.tensors import Concat, Reshape, Slice, Tensor
-from onnxfuse.operators.arithmetic import none, sizes_of
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.operands import axis_of, operand, optional, present, result_shape, shape_operands
 from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
 
@@ -33,8 +31,6 @@ def tile_types(context: TypeContext) -> list[Type]:
     return [Type(context.dtype(), tuple(size * n for size, n in zip(shape, repeats, strict=True)), wide)]
 
 
-MOST_RATIO = 1 << 12
-"""Largest numerator and denominator of a scale that sizes are multiplied by before they are known."""
 _FAR = 2**31 - 1  # Exporters write "to the end" as INT32_MAX or INT64_MAX, and "from before the start" as its negative.
 
 
@@ -218,36 +214,6 @@ def _padded_contents(context: TypeContext, pads: Sequence[Dim], axes: Sequence[i
     return padded
 
 
-def resize_types(context: TypeContext) -> list[Type]:
-    shape = context.shape()
-    if shape is None:
-        return [Type(context.dtype())]
-    upsample = context.node.op == "Upsample"
-    axes = [axis % len(shape) for axis in context.attribute("axes") or range(len(shape))]
-    scales = context.constant(1 if upsample else 2)
-    wanted = None if upsample else context.elements(3)
-    sizes = list(shape)
-    policy = context.attribute("keep_aspect_ratio_policy", "stretch")
-    for number, axis in enumerate(axes):
-        if wanted is not None and policy == "stretch":
-            sizes[axis] = wanted[number]
-        elif scales is not None and scales.size == len(axes):
-            sizes[axis] = _scaled(shape[axis], scales.reshape(-1)[number], context, axis)
-        else:
-            sizes[axis] = context.unknown(axis, len(shape))
-    return [Type(context.dtype(), tuple(sizes))]
-
-
-def _scaled(size: Dim, scale: np.floating, context: TypeContext, axis: int) -> Dim:
-    if size.value is not None:
-        # The runtime multiplies in float32.
-        return dim(floor(np.float32(size.value) * np.float32(scale)))
-    exact = Fraction(float(scale))
-    if max(exact.numerator, exact.denominator) > MOST_RATIO:
-        return context.unknown(axis, context.rank() or 0)
-    return size * exact.numerator // exact.denominator
-
-
 def cut(source: Tensor, axis: int, start: Dim, length: Dim, step: int = 1) -> Tensor:
     """``length`` elements of an axis from ``start``."""
     rank = len(source.shape)
@@ -331,72 +297,6 @@ def tile(node: Node, context: LoweringContext) -> Tensor:
     return Reshape(source.dtype, tuple(result), expand(reshape(source, ones), tuple(paired)))
 
 
-REPEATING = frozenset({("asymmetric", "floor")}) | {
-    (transformation, nearest)
-    for transformation in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
-    for nearest in ("round_prefer_floor", "round_prefer_ceil")
-}
-"""Coordinate transformations and ways to round of a nearest Resize by whole numbers n that read element i // n."""
-MOST_REPEATS = 16
-"""Largest whole number by which sizes that are not known are compared."""
-
-
-def resize(node: Node, context: LoweringContext) -> Tensor:
-    """The nearest element, by whole numbers: every element so often, one after the other."""
-    source, result = operand(node, context, 0), result_shape(node, context)
-    mode = node.attributes.get("mode", "nearest")
-    way = (node.attributes.get("coordinate_transformation_mode", "half_pixel"),
-           node.attributes.get("nearest_mode", "round_prefer_floor"))
-    if mode != "nearest" or way not in REPEATING:
-        raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
-    if context.opset < 13:
-        present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
-    whole = [times for times in factors if times is not None]
-    axes = node.attributes.get("axes") or range(len(factors))
-    # Scales that are given count, not the sizes that come of them: 4 elements by 2.2 are 8, but not each of them twice.
-    if len(whole) < len(factors) or (
-        scales is not None and (scales.constant is None or (
-            scales.constant.size and [whole[axis] for axis in axes] != scales.constant.reshape(-1).tolist()))
-    ):
-        raise context.refuse("unsupported-mode", "a Resize by other than whole numbers that are known has no kernel")
-    shape_operands(node, context, 1)
-    ones = tuple(size for before in source.shape for size in (before, dim(1)))
-    paired = tuple(size for before, times in zip(source.shape, whole, strict=True) for size in (before, dim(times)))
-    return Reshape(source.dtype, result, expand(reshape(source, ones), paired))
-
-
-_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
-"""Elements along an axis that a Resize makes one of, by its mode."""
-
-
-def _resize_arithmetic(node: Node, sizes: Sizes) -> int | None:
-    """Twice the output's elements times those that each is made of, along the axes whose size changes; a smoothed one
-    is made of as many more as the axis shrinks."""
-    taps = _TAPS.get(node.attributes.get("mode", "nearest"))
-    if taps is None or taps == 1:
-        return None if taps is None else 0
-    before, after = sizes_of(node.inputs[0], sizes), sizes_of(node.outputs[0], sizes)
-    if not before or not after or len(before) != len(after):
-        return None
-    smooth = node.attributes.get("antialias", 0)
-    crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    made_of = 1
-    for axis in node.attributes.get("axes") or range(len(after)):
-        old, new = before[axis % len(before)], after[axis % len(after)]
-        if old != new or crops:
-            made_of *= ceil(taps * old / new) if smooth and old > new > 0 else taps
-    return 2 * prod(after) * made_of if made_of > 1 else 0
-
-
-def _times(size: Dim, before: Dim) -> int | None:
-    """How many times one size is another, where that is a whole number."""
-    if size.value is not None and before.value:
-        return size.value // before.value if size.value % before.value == 0 else None
-    return next((times for times in range(1, MOST_REPEATS + 1) if before * times == size), None)
-
-
 def pad(node: Node, context: LoweringContext) -> Tensor:
     source = operand(node, context, 0)
     mode = node.attributes.get("mode", "constant")
@@ -457,6 +357,3 @@ define("Concat", kind=VIEW, types=concat_types, lowering=concat, arithmetic=none
 define("Tile", kind=VIEW, types=tile_types, lowering=tile, arithmetic=none, host=(1,), runtime=PLAIN)
 define("Pad", kind=VIEW, types=pad_types, lowering=pad, arithmetic=none, host=(1, 2, 3), runtime=RuntimeKernel.BORDER)
 opaque("Pad", domain=MICROSOFT, types=pad_types, host=(), random=False)
-define("Resize", kind=VIEW, types=resize_types, lowering=resize, arithmetic=_resize_arithmetic, host=(1, 2, 3),
-       runtime=PLAIN)
-opaque("Upsample", types=resize_types, host=(1,), random=False)
