@@ -16,6 +16,7 @@ from onnxfuse.lowering.pull import (
     Reduced,
     Scalar,
     Scanned,
+    Select,
     children,
     indices,
 )
@@ -101,6 +102,10 @@ class Lanes:
         digit = self.space.variable(name)
         if name == self.element:
             return dim(1), ()
+        read = self.puller.gathered.get(name if digit is None else digit.base)
+        if read is not None and self._follows(read, self.element):
+            same, taken = self._same(read)
+            return dim(0) if same else None, taken
         taken = ()
         if digit is None or digit.base != self.element:
             base = digit.base if digit is not None else name
@@ -112,6 +117,31 @@ class Lanes:
         size, step = (digit.size, dim(1)) if digit.step == 1 else (digit.step, dim(0))
         divides, more = (False, ()) if size is None else self._multiple(size)
         return step if divides else None, taken + more
+
+    def _same(self, scalar: Scalar) -> tuple[bool, Sizes]:
+        """Whether an expression is the same for all lanes of a vector, though it depends on the element."""
+        if isinstance(scalar, Reduced | Scanned | Contracted):
+            return False, ()
+        conditions = scalar.conditions if isinstance(scalar, Load) else (
+            (scalar.condition,) if isinstance(scalar, Select) else ())
+        taken: Sizes = ()
+        for condition in conditions:
+            uniform, more = self._uniform(condition)
+            taken += more
+            if not uniform:
+                return False, taken
+        for index in indices(scalar):
+            stride, more = self._stride(index)
+            taken += more
+            # Of a condition lanes may be on the same side though it moves.
+            if stride != 0 and not any(index is condition.index for condition in conditions):
+                return False, taken
+        for child in children(scalar):
+            same, more = self._same(child)
+            taken += more
+            if not same:
+                return False, taken
+        return True, taken
 
     def _counts(self, base: str) -> tuple[bool, Sizes]:
         """Whether a base that is derived grows by one from lane to lane, and is a multiple of the width at the first,

@@ -46,6 +46,16 @@ CASES = {
     "a dilated convolution, windows in boxes": """g (T[3,9,17,128] x, T[72,3,2,128] w) => (T[3,7,16,72] y)
         { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           c = Conv<pads = [1,2,1,0], dilations = [2,3]>(i, v) y = Transpose<perm = [0,2,3,1]>(c) }""",
+    "a transposed convolution": """g (T[2,16,19,17] x, T[16,24,3,3] w, T[24] b) => (T[2,24,38,34] y)
+        { c = ConvTranspose<strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]>(x, w, b) y = Relu(c) }""",
+    "a transposed convolution, channels last": """g (T[2,19,17,64] x, T[64,4,4,40] w, T[40] b) => (T[2,38,34,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = ConvTranspose<strides = [2,2], pads = [1,1,1,1]>(i, v, b) r = Relu(c)
+          y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a transposed convolution, as many as a stride": """g (T[2,19,17,64] x, T[64,2,2,40] w, T[40] b)
+        => (T[2,38,34,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = ConvTranspose<strides = [2,2]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
     "one row": """g (T[1,264] a, T[264,136] b, T[1,136] r) => (T[1,136] y) { p = MatMul(a, b) y = Add(p, r) }""",
     "nine rows": """g (T[9,264] a, T[136,264] b, T[136] c) => (T[9,136] y)
         { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
@@ -122,12 +132,18 @@ CASES = {
         <int64[3] s = {0,6,-1}, int64[4] t = {0,24,97,91}>
         { f = Transpose<perm = [0,3,1,2]>(x) r = Reshape(f, s) i = InstanceNormalization(r, g, b) q = Reshape(i, t)
           m = Mul(q, w) y = Transpose<perm = [0,2,3,1]>(m) }""",
+    "a linear resize": """g (T[2,19,17,24] x) => (T[2,41,30,24] y) <int64[4] s = {2,24,41,30}>
+        { f = Transpose<perm = [0,3,1,2]>(x) i = Resize<mode = "linear">(f, , , s) r = Relu(i)
+          y = Transpose<perm = [0,2,3,1]>(r) }""",
     "long rows in pieces, no vectors": """g (T[3,12001,7,3] x) => (T[3,12001,7,3] y, T[3,1,7,1] s)
         <int64[2] a = {1,3}> { u = Tanh(x) s = ReduceLogSumExp(u, a) d = Sub(u, s) e = Neg(d) y = Exp(e) }""",
 }
 
 
 WHOLE = {
+    "long columns in pieces": """g (T[2,97,91,24] x, T[24] g, T[24] b) => (T[2,97,91,24] y)
+        { f = Transpose<perm = [0,3,1,2]>(x) i = InstanceNormalization(f, g, b) r = Relu(i)
+          y = Transpose<perm = [0,2,3,1]>(r) }""",
     "a depthwise convolution, channels last": """g (T[2,31,33,24] x, T[24,1,5,5] w, T[24] b) => (T[2,16,17,24] y)
         { i = Transpose<perm = [0,3,1,2]>(x) c = Conv<group = 24, pads = [2,2,2,2], strides = [2,2]>(i, w, b)
           r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",

@@ -1,0 +1,177 @@
+"""Transposed convolutions as one kernel: every way to run them, the runtime's own nodes, and PyTorch's where that is
+installed.
+
+    python benchmarks/transposed.py [--cases unet,vocoder] [--type float32] [--target GPU] [--dry-run] [--no-torch]
+
+Layers of U-Nets, decoders, generators and vocoders, of channels-last tensors, with bias and ReLU; PyTorch's time is of
+the channels-last convolution without what follows.  Passes where the best way of each takes at most 1.10 times as long
+as PyTorch's.  ``--dry-run`` names the ways and times nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import click
+import region_times
+from common import apart, environment, measured_on, table
+from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
+
+from onnxfuse.operators.classes import is_transposed_convolution
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.tuning.subjects import subjects_of
+
+MOST = 1.10
+"""How many times PyTorch's bare convolution the best way may take."""
+
+SETS = 3
+"""Sets of inputs of PyTorch's that take turns."""
+
+NAMED = {"float16": "float16", "float": "float32"}
+"""What PyTorch calls the types of the graphs."""
+
+
+@dataclass(frozen=True)
+class TransposedCase:
+    """``batch`` images of these ``sides`` and ``read`` channels; ``size``, ``stride``, ``pad`` and what is added at the
+    end (``more``) along each axis; ``kind``: the type."""
+
+    name: str
+    batch: int
+    sides: tuple[int, ...]
+    read: int
+    written: int
+    size: int
+    stride: int
+    pad: int = 0
+    more: int = 0
+    kind: str = "float16"
+
+    @property
+    def flops(self) -> int:
+        """Of the products."""
+        return 2 * self.batch * prod(self.sides) * self.read * self.written * self.size ** len(self.sides)
+
+    @property
+    def text(self) -> str:
+        """The graph."""
+        axes = len(self.sides)
+        last, first = [0, *range(2, axes + 2), 1], [0, axes + 1, *range(1, axes + 1)]
+        results = [self.stride * (side - 1) + self.size - 2 * self.pad + self.more for side in self.sides]
+        shape, result, window = (",".join(map(str, each)) for each in (self.sides, results, [self.size] * axes))
+        attributes = (f"strides = {[self.stride] * axes}, pads = {[self.pad] * (2 * axes)}, "
+                      f"output_padding = {[self.more] * axes}")
+        kind = self.kind
+        return (f"({kind}[{self.batch},{shape},{self.read}] x, {kind}[{self.read},{window},{self.written}] w, "
+                f"{kind}[{self.written}] c) => ({kind}[{self.batch},{result},{self.written}] y) {{ "
+                f"t = Transpose <perm = {first}> (x) v = Transpose <perm = {first}> (w) "
+                f"p = ConvTranspose <{attributes}> (t, v, c) q = Relu(p) y = Transpose <perm = {last}> (q) }}")
+
+
+CASES = (
+    *(TransposedCase(f"unet {side}, {read} to {read // 2}", 2, (side, side), read, read // 2, 2, 2)
+      for side, read in ((32, 512), (64, 256), (128, 128))),
+    TransposedCase("volume 32, 64 to 32", 1, (32, 32, 32), 64, 32, 2, 2),
+    TransposedCase("generator 16, 512 to 256", 16, (16, 16), 512, 256, 4, 2, 1),
+    TransposedCase("generator 32, 256 to 128", 16, (32, 32), 256, 128, 4, 2, 1),
+    TransposedCase("generator 64, 128 to 64", 16, (64, 64), 128, 64, 4, 2, 1),
+    TransposedCase("translator 64, 256 to 128", 1, (64, 64), 256, 128, 3, 2, 1, 1),
+    TransposedCase("translator 128, 128 to 64", 1, (128, 128), 128, 64, 3, 2, 1, 1),
+    TransposedCase("vocoder 200, 512 to 256", 1, (200,), 512, 256, 16, 8, 4),
+    TransposedCase("vocoder 800, 256 to 128", 1, (800,), 256, 128, 8, 4, 2),
+    TransposedCase("vocoder 3200, 128 to 64", 1, (3200,), 128, 64, 8, 4, 2),
+    TransposedCase("vocoder 12800, 64 to 32", 1, (12_800,), 64, 32, 8, 4, 2),
+    TransposedCase("separator 4000, 256 to 1", 2, (4000,), 256, 1, 16, 8),
+)
+
+
+@dataclass(frozen=True)
+class TransposedResult(region_times.RegionResult[TransposedCase]):
+    """A case, and the microseconds of PyTorch's bare convolution."""
+
+    torch: float | None = None
+
+
+def measure(case: TransposedCase, profile: Profile, dry_run: bool) -> TransposedResult:
+    """All ways to run a case, timed."""
+    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
+    subjects = [each for each in subjects_of(plan)[0] if any(map(is_transposed_convolution, each.fusion.nodes))]
+    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
+    return TransposedResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+
+
+def torch_times(cases: Sequence[TransposedCase]) -> list[float]:
+    """Microseconds of GPU time of PyTorch's; run in a process of its own."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    return [_torch_time(case) for case in cases]
+
+
+def _torch_time(case: TransposedCase) -> float:
+    import torch
+
+    axes = len(case.sides)
+    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
+    first = (0, axes + 1, *range(1, axes + 1))
+    function = getattr(torch.nn.functional, f"conv_transpose{axes}d")
+    sets = [(torch.randn(case.batch, *case.sides, case.read, **kind).permute(first),
+             torch.randn(case.read, *[case.size] * axes, case.written, **kind).permute(first)) for _ in range(SETS)]
+    return torch_microseconds(
+        lambda turn: function(*sets[turn], stride=case.stride, padding=case.pad, output_padding=case.more), SETS)
+
+
+def with_torch(results: list[TransposedResult]) -> list[TransposedResult]:
+    """The same with PyTorch's times, if it is there."""
+    times = torch_beside(results, torch_times)
+    if times is None:
+        return results
+    return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
+
+
+def show(found: list[TransposedResult]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    rows, shares = [], []
+    for one in found:
+        best = one.ways[one.best]
+        share = best / one.torch if best and one.torch else None
+        shares += [share] if share else []
+        rows.append([
+            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
+            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
+            figure(one.torch), f"{share:.2f}" if share else ""])
+    text = table(["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s",
+                  "PyTorch µs", "best / PyTorch"], rows)
+    if shares:
+        mean, most = geometric_mean(shares), max(shares)
+        text += f"\n\nThe best ways take {mean:.2f} times as long as PyTorch's in the mean, {most:.2f} at most."
+    return text, max(shares, default=0.0) <= MOST
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@options
+@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
+@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
+              help="Of images, weights and results.")
+def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
+    kind = next(kind for kind, each in NAMED.items() if each == named)
+    where = apart(environment) if dry_run else measured_on("--dry-run")
+    profile = resolve_profile(target or where.gpu or "H100")
+    found = chosen(names, [replace(case, kind=kind) for case in CASES], lambda case: case.name,
+                   lambda case: measure(case, profile, dry_run))
+    found = with_torch(found) if compare and not dry_run else found
+    content = {"cases": [asdict(each) for each in found]}
+    what = "transposed" if named == "float16" else f"transposed-{named}"
+    conclude(show(found), what, where, content, None if dry_run else out)
+
+
+if __name__ == "__main__":
+    main()
