@@ -39,7 +39,7 @@ from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.library import is_laid_anew, left_seconds
+from onnxfuse.planning.library import is_laid_anew, laying_seconds, left_seconds
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
@@ -66,6 +66,9 @@ MOST_PLANS = 3
 MOST_FORESEEN = 820
 """Nodes of a graph that is planned in another layout too where nothing was measured: of more that takes five seconds
 and more."""
+
+LAYS_OUT = 0.1
+"""Share of its time that ONNX Runtime lays images out in of a larger graph that is planned channels-last alone."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,11 @@ class Forming:
         """The same model with pairs of transposes behind some values."""
         made = self.form(replace(form.loaded, proto=lay_out(form.loaded.proto, pairs)))
         return replace(made, notes=form.notes)
+
+    def channels_last(self, form: Form, turns: bool) -> Form:
+        """The same with pairs behind all values that may gain by them; ``turns``: weights of products too."""
+        pairs = paired(form.graph, form.canonical.graph, turns)
+        return self.laid_out(form, pairs) if pairs else form
 
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
@@ -251,7 +259,7 @@ class Drafting:
             form: the model as it stands; compiled: begins to compile kernels of drafts that will hardly lose to others.
         """
         # Products are looked at only where something was measured, or is to be.
-        looks = DEQUANTISED not in self.forming.rules.disabled and (self.eager or self.evidence is not None)
+        looks = DEQUANTISED not in self.forming.rules.disabled and self._measures
         values = shared(form.graph) if looks else ()
         start = self.forming.dequantised(form, values) if values else form
         return Expected(start, self._drafts(start, compiled), self.eager)
@@ -306,7 +314,7 @@ class Drafting:
         biases = {name: bias for name, bias in biases.items() if name not in kept}
         told += why
         for _ in range(MOST_PLANS if biases else 0):
-            tried = _begun(self.draft(self.forming.apart(form, biases), told), compiled)
+            tried = _begun(self.draft(self._lying(self.forming.apart(form, biases)), told), compiled)
             taken = _results(tried.uncompiled)
             lost = [name for name in biases if name not in taken]
             if not lost:
@@ -315,7 +323,28 @@ class Drafting:
             biases = {name: bias for name, bias in biases.items() if name in taken}
             if not biases:
                 break
-        return _begun(self.draft(form, told), compiled)
+        return _begun(self.draft(self._lying(form), told), compiled)
+
+    def _lying(self, form: Form) -> Form:
+        """A form as it is planned first: channels-last where it will be that, and is too large to be planned twice."""
+        if not self._allows_layouts or self._measures or not form.costs.knows_tiles:
+            return form
+        if len(form.canonical.graph.nodes) <= MOST_FORESEEN:
+            return form
+        unfused, _ = form.costs.unfused(form.graph.nodes)
+        if laying_seconds(form.graph.nodes, form.costs) < LAYS_OUT * unfused:
+            return form
+        return self.forming.channels_last(form, self.objective.tf32)
+
+    @property
+    def _allows_layouts(self) -> bool:
+        """Whether values may lie otherwise; with the objective's channels last, ONNX Runtime lays images out itself."""
+        return LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
+
+    @property
+    def _measures(self) -> bool:
+        """Whether anything was measured, or is to be."""
+        return self.eager or self.evidence is not None
 
     def _better(self, drafts: Sequence[Draft], compiled: Compiled | None) -> tuple[Draft, Plan]:
         """The form at hand, or that in which values lie channels-last between fused nodes where that is predicted to
@@ -334,9 +363,7 @@ class Drafting:
 
     def _in_layouts(self, own: Draft) -> list[Draft]:
         """A draft, and the same with values channels-last where that may come to something."""
-        # With the objective's channels last, ONNX Runtime lays images out itself.
-        allowed = LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
-        looks = allowed and _may_lie_otherwise(own)
+        looks = self._allows_layouts and _may_lie_otherwise(own)
         pairs = paired(own.form.graph, own.form.canonical.graph, _turns(own)) if looks else ()
         return [own, self.draft(self.forming.laid_out(own.form, pairs), own.told)] if pairs else [own]
 

@@ -14,6 +14,7 @@ from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse, with_constants
 from unmeasured import UNMEASURED, measured
 
+from onnxfuse import forms
 from onnxfuse.measurements import environment_of, text_of
 from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
 from onnxfuse.measuring.database import RUNTIME as NODES
@@ -22,6 +23,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import BESIDE_COPY, STAGE_WAITS, TILE_BEGINS, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.identity import Identities
+from onnxfuse.rewriting import layout_record
 from onnxfuse.schedules.attention import ROUNDED_ALONE, ROUNDED_SHARE, TOGETHER_SHARE
 from onnxfuse.schedules.kernel import TILE_ENDS
 from onnxfuse.tuning import TuneOptions, tune
@@ -334,3 +336,32 @@ def test_on_other_gpus_all_of_it_has_to_be(tmp_path: Path) -> None:
     assert not held(linear(database=path, target=unknown))
     kept(path, linear(eager=True, target=unknown), ["MatMul"], {NODES: 20.0})
     assert held(linear(database=path, target=unknown)) == [["MatMul", "Add", "Relu"]]
+
+
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_large_graphs_are_planned_once(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels-last where the runtime would lay images out for much of its time; else as they lie."""
+    monkeypatch.setattr(forms, "MOST_FORESEEN", 3)
+    monkeypatch.setattr(forms, "LAYS_OUT", share)
+    made: list[object] = []
+    draft = forms.Drafting.draft
+    monkeypatch.setattr(forms.Drafting, "draft", lambda *given: made.append(given) or draft(*given))
+    found = fuse(images(), {"N": 16})
+    assert (layout_record(found.model) is not None) is (share < 1) and len(made) == 1
+
+
+UP = """g (float16[N,256,32,32] x, float16[256,128,{size},{size}] w, float16[128] b) => (float16[N,128,64,64] y)
+ {{ c = ConvTranspose<strides = [2,2], pads = {pads}>(x, w, b) r = Relu(c) d = Conv<pads = [1,1,1,1]>(r, v)
+ y = Relu(d) }}"""
+
+
+@pytest.mark.parametrize(("size", "pads"), [(2, [0, 0, 0, 0]), (4, [1, 1, 1, 1])])
+def test_transposed_convolutions(size: int, pads: list[int]) -> None:
+    """Predicted as a product of the same tiles, by tensor maps or by threads, channels-last with what follows."""
+    text = UP.format(size=size, pads=pads).replace("float16[128] b)", "float16[128] b, float16[64,128,3,3] v)")
+    text = text.replace("=> (float16[N,128,64,64] y)", "=> (float16[N,64,64,64] y)")
+    found = fuse(images(text), {"N": 8})
+    region = next(each for each in found.plan.fusions if any(node.op == "ConvTranspose" for node in each.nodes))
+    assert {node.op for node in region.nodes} >= {"ConvTranspose", "Relu"} and region.kernel.schedule == "product"
+    assert region.kernel.pace is not None and ("one copies" in region.kernel.plan.variants[0].name) is (size == 2)
+    assert layout_record(found.model) is not None

@@ -110,6 +110,17 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
     return seconds if bias is None or seconds is None else seconds + costs.bias_seconds(bias)
 
 
+def laying_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
+    """Seconds that the runtime takes to lay out images and results of dense convolutions with windows."""
+    found = 0.0
+    for node in filter(is_laid_anew, nodes):
+        values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
+        for value, shape in zip(values, shapes_of(values, costs.ledger.sizes) or (), strict=False):
+            size = TYPES[value.dtype or FLOAT].size * prod(shape)
+            found += kernel_time(size, size, 0, costs.profile, efficiency=LAYING)
+    return found
+
+
 def _as_dense(node: Node, weights: Shape) -> Shape:
     """The weights of the convolution without strides that computes what a transposed one does: for each element of the
     image as many results as its strides have places, each of every so-manieth weight."""
