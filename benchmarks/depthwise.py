@@ -26,7 +26,7 @@ import click
 import numpy as np
 import region_times
 from common import apart, entry, environment, measured_on, table
-from region_times import chosen, conclude, figure, graph, options, torch_beside, torch_microseconds
+from region_times import chosen, conclude, figure, graph, options, torch_microseconds, with_torch
 
 from onnxfuse.compiling import source_of
 from onnxfuse.errors import OnnxfuseError
@@ -249,14 +249,6 @@ def _torch_time(case: DepthwiseCase) -> float | None:
         return None
 
 
-def with_torch(results: list[DepthwiseResult]) -> list[DepthwiseResult]:
-    """The same with PyTorch's time of each, if it is there."""
-    times = torch_beside(results, torch_times)
-    if times is None:
-        return results
-    return [replace(result, torch=time) for result, time in zip(results, times, strict=True)]
-
-
 def show(found: list[DepthwiseResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, shares, gains, passes = [], [], [], all(one.right for one in found)
@@ -294,7 +286,7 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     if rate is not None:
         found = [replace(one, floor=one.case.floor(rate, 1e12 * profile.peaks.float32)) for one in found]
-        found = with_torch(found) if compare else found
+        found = with_torch(found, torch_times) if compare else found
     content = {"copy_bytes_per_second": rate, "cases": [asdict(each) for each in found]}
     conclude(show(found), "depthwise", where, content, None if dry_run else out)
 

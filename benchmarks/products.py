@@ -20,9 +20,19 @@ from statistics import geometric_mean
 from typing import Any
 
 import click
-import region_times
 from common import apart, environment, measured_on, table
-from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
+from region_times import (
+    HEAD,
+    TorchResult,
+    chosen,
+    compared,
+    conclude,
+    graph,
+    options,
+    timed,
+    torch_microseconds,
+    with_torch,
+)
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -125,19 +135,12 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class ProductResult(region_times.RegionResult[ProductCase]):
-    """A case, and the microseconds of PyTorch's bare product."""
-
-    torch: float | None = None
-
-
-def measure(case: ProductCase, profile: Profile, dry_run: bool) -> ProductResult:
+def measure(case: ProductCase, profile: Profile, dry_run: bool) -> TorchResult[ProductCase]:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return ProductResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return TorchResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
 def torch_times(cases: Sequence[ProductCase]) -> list[float]:
@@ -168,29 +171,11 @@ def _bare(case: ProductCase) -> Callable[[], Any]:
     return lambda: torch.nn.functional.conv2d(images, weights, padding=case.window // 2)
 
 
-def with_torch(results: list[ProductResult]) -> list[ProductResult]:
-    """The same with PyTorch's times, if it is there."""
-    times = torch_beside(results, torch_times)
-    if times is None:
-        return results
-    return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
-
-
-def show(found: list[ProductResult]) -> tuple[str, bool]:
+def show(found: list[TorchResult[ProductCase]]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    rows, bare, around = [], [], []
-    for one in found:
-        best = one.ways[one.best]
-        share = best / one.torch if best and one.torch else None
-        if share:
-            (around if one.case.follows else bare).append(share)
-        rows.append([
-            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
-            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
-            figure(one.torch), f"{share:.2f}" if share else ""])
-    head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
-            "best / PyTorch"]
-    text = table(head, rows)
+    text = table(list(HEAD), list(map(compared, found)))
+    bare, around = ([one.share for one in found if one.share and bool(one.case.follows) is more]
+                    for more in (False, True))
     if bare:
         text += f"\n\nBare products take {geometric_mean(bare):.3f} times as long as PyTorch's in the mean."
     if around:
@@ -209,7 +194,7 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, na
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
     found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
-    found = with_torch(found) if compare and not dry_run else found
+    found = with_torch(found, torch_times) if compare and not dry_run else found
     content = {"cases": [asdict(each) for each in found]}
     what = "products" if named == "float16" else f"products-{named}"
     conclude(show(found), what, where, content, None if dry_run else out)

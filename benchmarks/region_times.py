@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -46,6 +46,34 @@ class RegionResult(Generic[Case]):
     def best(self) -> str:
         """The quickest of those that were timed."""
         return min(self.ways, key=lambda way: self.ways[way] or inf)
+
+
+@dataclass(frozen=True)
+class TorchResult(RegionResult[Case]):
+    """The same, and the microseconds of PyTorch's own."""
+
+    torch: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """How many times as long as PyTorch's the best way takes; None where either was not timed."""
+        best = self.ways[self.best]
+        return best / self.torch if best and self.torch else None
+
+
+Compared = TypeVar("Compared", bound=RegionResult[Any])
+
+HEAD = ("case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
+        "best / PyTorch")
+"""Columns of a table of such, whose cases have a name and ``flops``."""
+
+
+def compared(one: TorchResult[Any]) -> list[str]:
+    """A row of it."""
+    best = one.ways[one.best]
+    return [one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
+            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
+            figure(one.torch), f"{one.share:.2f}" if one.share else ""]
 
 
 def graph(text: str, opset: int = 17) -> ModelProto:
@@ -113,6 +141,13 @@ def torch_beside(
     except ApartError as error:
         click.echo(f"  PyTorch: {error}", err=True)
         return None
+
+
+def with_torch(results: list[Compared], times: Callable[[Sequence[Any]], list[float]]) -> list[Compared]:
+    """The same with PyTorch's time of each case, if it is there."""
+    found = torch_beside(results, times)
+    return results if found is None else [
+        replace(result, torch=time) for result, time in zip(results, found, strict=True)]
 
 
 def conclude(

@@ -19,9 +19,19 @@ from statistics import geometric_mean
 from typing import Any
 
 import click
-import region_times
 from common import apart, environment, measured_on, table
-from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
+from region_times import (
+    HEAD,
+    TorchResult,
+    chosen,
+    compared,
+    conclude,
+    graph,
+    options,
+    timed,
+    torch_microseconds,
+    with_torch,
+)
 
 from onnxfuse.operators.classes import is_transposed_convolution
 from onnxfuse.pipeline import Options, optimise
@@ -92,19 +102,12 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class TransposedResult(region_times.RegionResult[TransposedCase]):
-    """A case, and the microseconds of PyTorch's bare convolution."""
-
-    torch: float | None = None
-
-
-def measure(case: TransposedCase, profile: Profile, dry_run: bool) -> TransposedResult:
+def measure(case: TransposedCase, profile: Profile, dry_run: bool) -> TorchResult[TransposedCase]:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if any(map(is_transposed_convolution, each.fusion.nodes))]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return TransposedResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return TorchResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
 def torch_times(cases: Sequence[TransposedCase]) -> list[float]:
@@ -129,27 +132,9 @@ def _torch_time(case: TransposedCase) -> float:
         lambda turn: function(*sets[turn], stride=case.stride, padding=case.pad, output_padding=case.more), SETS)
 
 
-def with_torch(results: list[TransposedResult]) -> list[TransposedResult]:
-    """The same with PyTorch's times, if it is there."""
-    times = torch_beside(results, torch_times)
-    if times is None:
-        return results
-    return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
-
-
-def show(found: list[TransposedResult]) -> tuple[str, bool]:
+def show(found: list[TorchResult[TransposedCase]]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    rows, shares = [], []
-    for one in found:
-        best = one.ways[one.best]
-        share = best / one.torch if best and one.torch else None
-        shares += [share] if share else []
-        rows.append([
-            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
-            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
-            figure(one.torch), f"{share:.2f}" if share else ""])
-    text = table(["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s",
-                  "PyTorch µs", "best / PyTorch"], rows)
+    text, shares = table(list(HEAD), list(map(compared, found))), [one.share for one in found if one.share]
     if shares:
         mean, most = geometric_mean(shares), max(shares)
         text += f"\n\nThe best ways take {mean:.2f} times as long as PyTorch's in the mean, {most:.2f} at most."
@@ -167,7 +152,7 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, na
     profile = resolve_profile(target or where.gpu or "H100")
     found = chosen(names, [replace(case, kind=kind) for case in CASES], lambda case: case.name,
                    lambda case: measure(case, profile, dry_run))
-    found = with_torch(found) if compare and not dry_run else found
+    found = with_torch(found, torch_times) if compare and not dry_run else found
     content = {"cases": [asdict(each) for each in found]}
     what = "transposed" if named == "float16" else f"transposed-{named}"
     conclude(show(found), what, where, content, None if dry_run else out)

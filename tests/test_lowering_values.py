@@ -8,6 +8,7 @@ from itertools import product
 
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 from kernel_harness import FLOATING, NAMES, check, make, refused
 from reference import FLOATS, Array, evaluate
@@ -180,3 +181,19 @@ REFUSALS = [
 def test_refusals(text: str, code: str, message: str) -> None:
     refusal = refused(text)
     assert (refusal.code, refusal.message) == (code, message)
+
+
+@pytest.mark.parametrize("way", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (5, 7)])
+def test_a_linear_resize_of_what_is_no_number(way: str, sizes: tuple[int, int]) -> None:
+    """Infinity, and what is no number, come out where ONNX Runtime has them: at the end an infinite element stays so."""
+    from emulator import run_plan
+
+    made = make(f"g (float[1,1,{sizes[0]},{sizes[0]}] x) => (float[1,1,{sizes[1]},{sizes[1]}] y) "
+                f"<int64[4] s = {{1,1,{sizes[1]},{sizes[1]}}}> {{ y = Resize<mode = \"linear\", coordinate_transformation_mode = \"{way}\">(x, , , s) }}")
+    x = np.random.default_rng(0).standard_normal((1, 1, sizes[0], sizes[0])).astype(np.float32)
+    x[0, 0, :, -1], x[0, 0, 0, 0], x[0, 0, 2, 1] = np.inf, -np.inf, np.nan
+    session = onnxruntime.InferenceSession(made.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    (found,) = run_plan(made.kernel.plan, made.kernel.source, [x])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,9 @@ so of whoever reads and writes the contraction.  The stencil schedule holds thos
 
 from __future__ import annotations
 
-from onnxfuse.graph.dims import Dim, dim, maximum
+from collections.abc import Sequence
+
+from onnxfuse.graph.dims import Dim, dim, maximum, product
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, reshape, wide
 from onnxfuse.ir.contractions import Slide, contract, parted, transposed_last, window
@@ -141,17 +143,32 @@ def conv_transpose(node: Node, context: LoweringContext) -> Tensor:
     count, groups = _spatial(source, weight), integer_attribute(node, "group", 1)
     strides, dilations = _steps(node, "strides", count), _steps(node, "dilations", count)
     pads = (_pads(node) if node.attributes.get("auto_pad", "NOTSET") == "NOTSET" else []) or [0] * (2 * count)
-    share, features = _per_group(weight.shape[0], groups), weight.shape[1]
-    group, first = ["g"] * (groups != 1), 2 + (groups != 1)
+    share, first = _per_group(weight.shape[0], groups), 2 + (groups != 1)
     source, weight = _grouped(source, 1, groups, share), _grouped(weight, 0, groups, share)
-    counts, slides = result_shape(node, context)[2:], {}
+    counts, slides = result_shape(node, context)[2:], []
     for axis, stride in enumerate(strides):
         weight = _phases(_dilated(weight, first + 2 * axis, dilations[axis]), first + 2 * axis, stride)
         taps = weight.shape[first + 2 * axis]
-        slides[first + axis] = Slide((counts[axis] + (pads[axis] + stride - 1)) // stride, taps, 1 - taps)
-    spatial = range(count)
-    plain = [slides[first + axis].is_plain(source.shape[first + axis]) for axis in spatial]
-    source = window(source, slides)
+        slides.append(Slide((counts[axis] + (pads[axis] + stride - 1)) // stride, taps, 1 - taps))
+    made = _spread(source, weight, slides, first)
+    if (*made.shape[2:], *pads[:count]) != (*counts, *[0] * count):
+        made = Slice(made.dtype, (*made.shape[:2], *counts), made,
+                     (dim(0), dim(0), *(dim(pad) for pad in pads[:count])), (1,) * made.rank)
+    if bias is not None:
+        made = apply("add", made, _of_channels(wide(bias), made), shape=made.shape)
+    return declare(made, source.dtype)
+
+
+def _spread(source: Tensor, weight: Tensor, slides: Sequence[Slide], first: int) -> Tensor:
+    """The whole result, up to a multiple of the strides.
+
+    Args:
+        source: the image; weight: with two axes in place of each of its own from the ``first`` on, taps and phases.
+        slides: of the taps along each axis.
+    """
+    spatial, group = range(len(slides)), ["g"] * (first == 3)
+    plain = [slide.is_plain(source.shape[first + axis]) for axis, slide in enumerate(slides)]
+    source = window(source, {first + axis: slide for axis, slide in enumerate(slides)})
     kept = [size for axis, size in enumerate(weight.shape)
             if axis < first or (axis - first) % 2 or not plain[(axis - first) // 2]]
     inner = [[f"k{axis}"] * (not plain[axis]) for axis in spatial]
@@ -164,19 +181,12 @@ def conv_transpose(node: Node, context: LoweringContext) -> Tensor:
          [*group, "c", "m", *(label for axis in spatial for label in (*inner[axis], f"r{axis}"))]),
         ["n", *places, *channels] if last else ["n", *channels, *places],
     )
-    whole = tuple(slides[first + axis].count * stride for axis, stride in enumerate(strides))
-    if last:
-        made = reshape(made, (made.shape[0], *whole, features * groups))
-        axes = (0, 1 + count, *(1 + axis for axis in spatial))
-        made = Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
-    else:
-        made = reshape(made, (made.shape[0], features * groups, *whole))
-    if (*whole, *pads[:count]) != (*counts, *[0] * count):
-        made = Slice(made.dtype, (*made.shape[:2], *counts), made,
-                     (dim(0), dim(0), *(dim(pad) for pad in pads[:count])), (1,) * made.rank)
-    if bias is not None:
-        made = apply("add", made, _of_channels(wide(bias), made), shape=made.shape)
-    return declare(made, source.dtype)
+    features = product([weight.shape[0], weight.shape[2]]) if group else weight.shape[1]
+    whole = tuple(slide.count * weight.shape[first + 2 * axis + 1] for axis, slide in enumerate(slides))
+    if not last:
+        return reshape(made, (made.shape[0], features, *whole))
+    made, axes = reshape(made, (made.shape[0], *whole, features)), (0, 1 + len(whole), *(1 + axis for axis in spatial))
+    return Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
 
 
 def _has_last(tensor: Tensor, axis: int) -> bool:

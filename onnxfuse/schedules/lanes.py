@@ -16,7 +16,6 @@ from onnxfuse.lowering.pull import (
     Reduced,
     Scalar,
     Scanned,
-    Select,
     children,
     indices,
 )
@@ -119,22 +118,14 @@ class Lanes:
         return step if divides else None, taken + more
 
     def _same(self, scalar: Scalar) -> tuple[bool, Sizes]:
-        """Whether an expression is the same for all lanes of a vector, though it depends on the element."""
+        """Whether an expression is the same for all lanes of a vector, as none of its places moves along them."""
         if isinstance(scalar, Reduced | Scanned | Contracted):
             return False, ()
-        conditions = scalar.conditions if isinstance(scalar, Load) else (
-            (scalar.condition,) if isinstance(scalar, Select) else ())
         taken: Sizes = ()
-        for condition in conditions:
-            uniform, more = self._uniform(condition)
-            taken += more
-            if not uniform:
-                return False, taken
         for index in indices(scalar):
             stride, more = self._stride(index)
             taken += more
-            # Of a condition lanes may be on the same side though it moves.
-            if stride != 0 and not any(index is condition.index for condition in conditions):
+            if stride != 0:
                 return False, taken
         for child in children(scalar):
             same, more = self._same(child)
