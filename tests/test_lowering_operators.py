@@ -311,6 +311,7 @@ CASES: tuple[Case, ...] = (
     Case("linear resize by scales", "g (T[2,3,H,6] x) => (T[2,3,I,9] y) <float[4] s = {1,1,2,1.5}> { y = Resize<mode = \"linear\">(x, , s) }",
          ("float", "bfloat16", "double"), sizes=({"H": 1, "I": 2}, {"H": 5, "I": 10}, {"H": 33, "I": 66})),
     Case("linear resize by scales that sizes do not show", "g (T[2,5] x) => (T[2,6] y) <float[2] s = {1,1.3}> { y = Resize<mode = \"linear\">(x, , s) }", sizes=({},)),
+    Case("linear resize by a scale that leaves the size", "g (T[2,4] x) => (T[2,4] y) <float[2] s = {1,1.2}> { y = Resize<mode = \"linear\">(x, , s) }", sizes=({},)),
     Case("linear resize to sizes that are computed", "g (T[N,3,H,W] x) => (T[N,3,I,J] y) <int64[4] f = {1,1,3,2}> "
          "{ d = Shape(x) s = Mul(d, f) y = Resize<mode = \"linear\", coordinate_transformation_mode=\"pytorch_half_pixel\">(x, , , s) }",
          sizes=({"N": 2, "H": 3, "I": 9, "W": 5, "J": 10}, {"N": 1, "H": 1, "I": 3, "W": 1, "J": 2})),

@@ -90,6 +90,11 @@ def test_columns_that_gain_nothing_by_themselves(text: str) -> None:
     assert make(text.replace("T[", "float16["), planned=PLANNED).kernel.schedule != "pieces"
 
 
+def test_columns_whose_mean_alone_is_wanted_are_split() -> None:
+    text = "g (float16[N,64,64,32] x) => (float16[N,32] y) <int64[2] a = {1,2}> { y = ReduceMean<keepdims = 0>(x, a) }"
+    assert make(text, planned={"N": 4}).kernel.schedule == "split"
+
+
 def test_many_columns_have_blocks_of_their_own() -> None:
     text = INSTANCE.format(channels=32, height=64, width=64).replace("T[", "float16[")
     assert make(text, planned={"N": 4}).kernel.schedule == "pieces" != make(text, planned={"N": 4096}).kernel.schedule

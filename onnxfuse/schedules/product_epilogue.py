@@ -198,9 +198,9 @@ class EpilogueText:
         return [f"if ({each}) " if each else "" for each in found]
 
     def _lone(self, writer: Writer) -> list[str]:
-        """Lines that name what hangs on an element itself, which stands alone where conditions do."""
-        lines = writer.lines[Scope.LANE] if any(self.parts.kept) else []
-        return ["constexpr int v = 0;", *lines] if lines else []
+        """Lines that name what a condition hangs on an element itself by: these stand alone then."""
+        scopes = {writer.condition(condition)[1] for each in self.parts.kept for condition in each}
+        return ["constexpr int v = 0;", *writer.lines[Scope.LANE]] if Scope.LANE in scopes else []
 
     # ---- Results of sums that are laid out as rows. ----
 
