@@ -20,7 +20,6 @@ from onnxfuse.folding import (
     DEQUANTISED,
     LAYOUTS,
     Bias,
-    Paired,
     Shared,
     is_turnable,
     paired,
@@ -141,15 +140,14 @@ class Forming:
         biases, idle = _wanted(form, biases, least_gain)
         return biases, (*told, *idle)
 
-    def laid_out(self, form: Form, pairs: Sequence[Paired]) -> Form:
-        """The same model with pairs of transposes behind some values."""
+    def channels_last(self, form: Form, turns: bool) -> Form:
+        """The same model with pairs of transposes behind all values that may gain by them; ``turns``: behind weights of
+        products too."""
+        pairs = paired(form.graph, form.canonical.graph, turns)
+        if not pairs:
+            return form
         made = self.form(replace(form.loaded, proto=lay_out(form.loaded.proto, pairs)))
         return replace(made, notes=form.notes)
-
-    def channels_last(self, form: Form, turns: bool) -> Form:
-        """The same with pairs behind all values that may gain by them; ``turns``: weights of products too."""
-        pairs = paired(form.graph, form.canonical.graph, turns)
-        return self.laid_out(form, pairs) if pairs else form
 
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
@@ -364,8 +362,8 @@ class Drafting:
     def _in_layouts(self, own: Draft) -> list[Draft]:
         """A draft, and the same with values channels-last where that may come to something."""
         looks = self._allows_layouts and _may_lie_otherwise(own)
-        pairs = paired(own.form.graph, own.form.canonical.graph, _turns(own)) if looks else ()
-        return [own, self.draft(self.forming.laid_out(own.form, pairs), own.told)] if pairs else [own]
+        laid = self.forming.channels_last(own.form, _turns(own)) if looks else own.form
+        return [own] if laid is own.form else [own, self.draft(laid, own.told)]
 
 
 def _best(drafts: Sequence[Draft], plans: Sequence[Plan], eager: bool) -> int:

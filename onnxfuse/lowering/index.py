@@ -106,10 +106,9 @@ class IndexSpace:
         """
         known, place = len(self.derived), self.linear(coordinates, shape)
         found = self.delinear(place, other, floors)
-        apart = self._place(coordinates, shape)
-        if len(self.derived) == known or apart == place:
-            return found
         between = len(self.derived)
+        if between == known or (apart := self._place(coordinates, shape)) == place:
+            return found
         again = self.delinear(apart, other, floors)
         if len(self.derived) == between:
             return again

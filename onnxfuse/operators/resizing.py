@@ -171,27 +171,27 @@ def _places(way: str, dtype: int, before: Dim, after: Dim, scale: float | None) 
     """Where along an axis each element of the result lies between those of the operand, as a number, in the runtime's
     own order of operations."""
     place: Tensor = Map(dtype, (after,), "cast", (Iota(INT64, (after,), 0),))
-    last = apply("sub", size_of(before, dtype), scalar(1.0, dtype))
-    one = size_of(after, dtype)
+    one, count = scalar(1.0, dtype), size_of(after, dtype)
+    last = apply("sub", size_of(before, dtype), one)
     if way == "align_corners":
-        steps = apply("max", apply("sub", one, scalar(1.0, dtype)), scalar(1.0, dtype))
+        steps = apply("max", apply("sub", count, one), one)
         place = apply("div", apply("mul", place, last), steps)
     else:
-        if scale is not None:
-            by: Tensor = scalar(scale, dtype)
-        elif before.value and after.value is not None:
-            by = scalar(float(np.float32(after.value) / np.float32(before.value)), dtype)
-        else:
-            by = apply("div", one, size_of(before, dtype))
-        middle = scalar(0.0 if way == "asymmetric" else 0.5, dtype)
-        moved = place if way == "asymmetric" else apply("add", place, middle)
-        place = apply("div", moved, by)
-        place = place if way == "asymmetric" else apply("sub", place, middle)
-        if way == "pytorch_half_pixel" and after.value != 1 and not (after - 2).non_negative():
-            place = apply("where", test("gt", one, scalar(1.0, dtype)), place, like(0, place))
-        elif way == "pytorch_half_pixel" and after.value == 1:
-            place = apply("mul", Map(dtype, (after,), "cast", (Iota(INT64, (after,), 0),)), scalar(0.0, dtype))
+        by, half = _factor(dtype, before, after, scale), scalar(0.5, dtype)
+        place = apply("div", place, by) if way == "asymmetric" else (
+            apply("sub", apply("div", apply("add", place, half), by), half))
+        if way == "pytorch_half_pixel" and not (after - 2).non_negative():
+            place = apply("where", test("gt", count, one), place, like(0, place))
     return apply("max", apply("min", place, last), like(0, place))
+
+
+def _factor(dtype: int, before: Dim, after: Dim, scale: float | None) -> Tensor:
+    """How many elements come of one, as the runtime has it: in float32."""
+    if scale is not None:
+        return scalar(scale, dtype)
+    if before.value and after.value is not None:
+        return scalar(float(np.float32(after.value) / np.float32(before.value)), dtype)
+    return apply("div", size_of(after, dtype), size_of(before, dtype))
 
 
 def _mixed(image: Tensor, axis: int, after: Dim, place: Tensor) -> Tensor:
