@@ -17,11 +17,13 @@ from onnxfuse.folding import (
     BIAS_CODE,
     BIAS_KEPT,
     BIASES,
+    CONSTANTS,
     DEQUANTISED,
     LAYOUTS,
     Bias,
     Shared,
     is_turnable,
+    kept_for_their_type,
     paired,
     separable,
     shared,
@@ -55,6 +57,7 @@ from onnxfuse.rewriting import (
     lay_out,
     separate,
     separated_sums,
+    widen,
     with_weights,
 )
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
@@ -119,6 +122,13 @@ class Forming:
         costs = CostModel(ledger, self.profile, groups)
         seen = cache(partial(canonicalise, graph, self.rules.canonical))
         return Form(loaded, graph, seen, sizes, costs, (*sizes.notes, *doubts, *notes))
+
+    def planned(self, loaded: LoadedModel) -> Form:
+        """A model with what is computed of its constants in float32 where that is computed once so."""
+        form = self.form(loaded)
+        nodes = () if CONSTANTS in self.rules.disabled else kept_for_their_type(form.graph)
+        proto = widen(loaded.proto, nodes) if nodes else loaded.proto
+        return form if proto is loaded.proto else self.form(replace(loaded, proto=proto))
 
     def dequantised(self, form: Form, values: Sequence[Shared]) -> Form:
         """The same model with some values dequantised for each of their readers."""

@@ -183,7 +183,7 @@ class _Optimisation:
         compiler = starting.submit(read_back, profile, partial(tell, COMPILING)) if options.compiles else None
         runner = starting.submit(runner_for, options.provider_options) if options.verify else None
         forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
-        return _Optimisation(loaded, forming.form(folded), forming, options, tell, compiler, runner, assumed)
+        return _Optimisation(loaded, forming.planned(folded), forming, options, tell, compiler, runner, assumed)
 
     def result(self, file: Written | None) -> Optimised:
         """The fused model, verified where that is asked for; ``file``: for its first run."""

@@ -35,7 +35,7 @@ from test_random_graphs import GIVES_BACK, check_regions, rules, target
 from onnxfuse.graph import from_proto
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.rewriting import planned_form, read_fused, unfuse
+from onnxfuse.rewriting import constants_record, exact_form, planned_form, read_fused, unfuse
 from onnxfuse.rewriting.order import is_sorted
 from onnxfuse.verifying import RunInputs
 from onnxfuse.verifying.capture import Source, capture
@@ -116,7 +116,10 @@ def valid(model: onnx.ModelProto) -> bool:
 
 
 def same_answers(graph: SchemaGraph, result: Optimised) -> None:
-    before, after = runs(graph), runs(graph, result.model)
+    # ONNX Runtime's CPU provider leaves out roundings of 16-bit constants, also before a Cast to a longer type.
+    widened = constants_record(result.folded.proto) is not None
+    before = runs(graph, exact_form(graph.model, result.model) if widened else None)
+    after = runs(graph, result.model)
     assert before is not None
     if after is None:
         with pytest.raises(Exception) as caught:

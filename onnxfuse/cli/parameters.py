@@ -119,6 +119,18 @@ STRATEGIES = ("auto", "all-in-one", "memory", "dynamic")
 """``planning.objective.STRATEGIES``, which would be slow to load for --help."""
 
 
+rules_option = click.option(
+    "--rules", "rules", type=FILE, multiple=True, metavar="PATH",
+    help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
+
+disable_option = click.option(
+    "--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
+    help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), constants (of 16 bits, computed "
+         "once), biases (taken into what follows), attention (as one kernel), depthwise (convolutions), products (with "
+         "what is around them), dequantised (values, for each of their readers), layouts (channels-last between fused "
+         "convolutions), recompute (values computed again rather than read), horizontal-joins (independent regions in "
+         "one kernel); may repeat.")
+
 fold_weights_option = click.option(
     "--fold-weights", is_flag=True,
     help="Fold constants beside products and convolutions, such as a scale of each channel or a BatchNormalization, "
@@ -195,14 +207,8 @@ def measurement_options(command: F) -> F:
 def planning_options(command: F) -> F:
     """What decides the plan."""
     for option in reversed((
-        click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
-                     help="Rule file, or folder of them, to use beside the shipped ones; may repeat."),
-        click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
-                     help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
-                          "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                          "products (with what is around them), dequantised (values, for each of their readers), "
-                          "layouts (channels-last between fused convolutions), recompute (values computed again "
-                          "rather than read), horizontal-joins (independent regions in one kernel); may repeat."),
+        rules_option,
+        disable_option,
         dim_option,
         click.option("--target", metavar="GPU", shell_complete=completion.targets,
                      help="GPU to plan for (`onnxfuse targets` lists them), or a YAML file that describes one; the one "

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxfuse.cli import completion
 from onnxfuse.cli.output import console, hush_runtime, print_json, progress
-from onnxfuse.cli.parameters import FILE, database_option, dim_option, fold_weights_option, model_argument
+from onnxfuse.cli.parameters import (
+    database_option,
+    dim_option,
+    disable_option,
+    fold_weights_option,
+    model_argument,
+    rules_option,
+)
 from onnxfuse.errors import KernelError
 from onnxfuse.visible import visible
 
@@ -22,14 +28,8 @@ if TYPE_CHECKING:
 @click.command(short_help="Measure a model's kernels on this GPU.")
 @model_argument
 @dim_option
-@click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
-              help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
-@click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
-              help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
-                   "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                   "products (with what is around them), dequantised (values, for each of their readers), layouts "
-                   "(channels-last between fused convolutions), recompute (values computed again rather than read), "
-                   "horizontal-joins (independent regions in one kernel); may repeat.")
+@rules_option
+@disable_option
 @fold_weights_option
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",

@@ -41,6 +41,8 @@ def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, 
     said = "1 fused node" if count == 1 else f"{count} fused nodes"
     if not count and rewriting.sizes_record(loaded.proto) is not None:
         count, said = 1, "arithmetic on sizes"
+    if not count and rewriting.constants_record(loaded.proto) is not None:
+        count, said = 1, "arithmetic on constants"
     if not count and rewriting.bias_record(loaded.proto) is not None:
         count, said = 1, "biases"
     if not count and rewriting.layout_record(loaded.proto) is not None:

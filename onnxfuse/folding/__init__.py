@@ -2,6 +2,7 @@
 it: Ifs that sizes decide; and biases that may stand behind their convolutions.
 
     graph ─ decide ─▶ Folding: constants for operands, values shared by equal chains, nodes that nothing reads any more
+          ─ kept_for_their_type ─▶ nodes of constants that compute in float32, and so once
           ─ separable ─▶ convolutions that may give up their bias
           ─ shared ─▶ values that are dequantised for each of their readers
           ─ paired ─▶ values that may lie channels-last
@@ -12,6 +13,8 @@ from onnxfuse.folding.biases import KEPT as BIAS_KEPT
 from onnxfuse.folding.biases import STAGE as BIASES
 from onnxfuse.folding.biases import Bias, separable
 from onnxfuse.folding.branches import Taken, decided
+from onnxfuse.folding.constants import STAGE as CONSTANTS
+from onnxfuse.folding.constants import kept_for_their_type
 from onnxfuse.folding.decide import STAGE, Folding, decide
 from onnxfuse.folding.dequantised import STAGE as DEQUANTISED
 from onnxfuse.folding.dequantised import Shared, shared
@@ -20,6 +23,7 @@ from onnxfuse.folding.layouts import Paired, is_turnable, paired
 from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
-    "BIASES", "BIAS_CODE", "BIAS_KEPT", "DEQUANTISED", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired",
-    "Shared", "Taken", "constant_operand", "decide", "decided", "is_turnable", "paired", "separable", "shared",
+    "BIASES", "BIAS_CODE", "BIAS_KEPT", "CONSTANTS", "DEQUANTISED", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding",
+    "Paired", "Shared", "Taken", "constant_operand", "decide", "decided", "is_turnable", "kept_for_their_type",
+    "paired", "separable", "shared",
 ]

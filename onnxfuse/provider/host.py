@@ -15,8 +15,8 @@ from onnx import TensorProto
 
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.operators.classes import is_deterministic
 from onnxfuse.operators.record import operator_of
+from onnxfuse.provider.constants import is_computed_once
 from onnxfuse.provider.removed import same_memory
 
 SMALL_CONSTANT = 100
@@ -72,7 +72,7 @@ def _find(graph: Graph) -> Host:
     constants = {value for value in graph.values.values() if value.is_constant or _is_folded(value.outer)}
     for node in graph.nodes:
         results = [value for value in node.outputs if value is not None]
-        if _is_foldable(node) and all(value in constants for value in node.reads()):
+        if is_computed_once(node) and all(value in constants for value in node.reads()):
             folded.add(node)
             constants.update(results)
         elif _runs_on_host(node, values, constants):
@@ -88,17 +88,11 @@ def _is_folded(value: Value | None) -> bool:
     if value is None:
         return False
     if value not in _folded:
-        _folded[value] = _is_computed_once(value)
+        _folded[value] = _is_made_once(value)
     return _folded[value]
 
 
-def _is_foldable(node: Node) -> bool:
-    """Whether the runtime computes a node once where its operands are constants.  DequantizeLinear it keeps, for what
-    it fuses with it."""
-    return not node.has_subgraph and is_deterministic(node) and node.op != "DequantizeLinear"
-
-
-def _is_computed_once(value: Value) -> bool:
+def _is_made_once(value: Value) -> bool:
     waiting: list[Value | None] = [value]
     seen: set[Value] = set()
     while waiting:
@@ -111,7 +105,7 @@ def _is_computed_once(value: Value) -> bool:
         node = here.producer
         if node is None:
             waiting.append(here.outer)
-        elif not _is_foldable(node):
+        elif not is_computed_once(node):
             return False
         else:
             waiting += node.reads()

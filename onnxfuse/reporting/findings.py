@@ -174,9 +174,9 @@ class Findings:
             another export, an option or a rule.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
-        sizes: arithmetic on sizes that was folded; biases: convolutions and products whose bias a fused
-            node adds; layouts: values that lie channels-last between fused nodes; folded: constants that are folded
-            into weights that kernels read.
+        sizes: arithmetic on sizes that was folded; constants: nodes of constants that are computed once and not
+            in every run; biases: convolutions and products whose bias a fused node adds; layouts: values that lie
+            channels-last between fused nodes; folded: constants that are folded into weights that kernels read.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         named: where name rules match, and in how many fused nodes the products there are.
@@ -207,6 +207,7 @@ class Findings:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
+    constants: int = 0
     biases: int = 0
     layouts: int = 0
     folded: tuple[FoldedEntry, ...] = ()
@@ -272,6 +273,7 @@ def _figures(report: Findings) -> dict[str, Any]:
         "nodes_after": after.nodes,
         "size_operands_folded": report.sizes.operands,
         "size_nodes_removed": report.sizes.nodes,
+        "constant_nodes_once": report.constants,
         "biases_taken": report.biases,
         "values_channels_last": report.layouts,
         "folded_weights": [asdict(entry) for entry in report.folded],

@@ -32,6 +32,7 @@ from onnxfuse.reporting.report import Report
 from onnxfuse.rewriting import (
     FusedNode,
     bytes_of_weights,
+    constants_record,
     layout_record,
     read_fused,
     separated_sums,
@@ -74,8 +75,8 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
-        sizes=sizes_of(optimised.model), biases=biases_of(optimised.model), layouts=layouts_of(optimised.model),
-        folded=folded_in(optimised.model),
+        sizes=sizes_of(optimised.model), constants=constants_of(optimised.model), biases=biases_of(optimised.model),
+        layouts=layouts_of(optimised.model), folded=folded_in(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         named=named_places(optimised),
@@ -129,6 +130,12 @@ def sizes_of(model: onnx.ModelProto) -> Sizes:
     """Arithmetic on sizes that was folded in a model."""
     record = sizes_record(model)
     return Sizes() if record is None else Sizes(record.replaced, len(record.removed))
+
+
+def constants_of(model: onnx.ModelProto) -> int:
+    """Nodes of constants in a model that are computed once because they are of float32 now."""
+    record = constants_record(model)
+    return 0 if record is None else len(record.widened)
 
 
 def biases_of(model: onnx.ModelProto) -> int:

@@ -88,6 +88,8 @@ def _totals(report: Findings, console: Console) -> None:
     console.print(table)
     if report.sizes.nodes:
         console.print(f"size operands folded: {report.sizes.operands:,}, {count(report.sizes.nodes, 'node')} removed")
+    if report.constants:
+        console.print(f"nodes of constants that run once: {report.constants:,}")
     if report.biases:
         console.print(f"biases that fused nodes add: {report.biases:,}")
     if report.layouts:

@@ -1,6 +1,7 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
     fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
+    widen ─▶ model whose arithmetic on 16-bit constants is of float32
     dequantise_apart ─▶ model in which each reader of a dequantised value has a node for that
     separate ─▶ model with biases as sums behind what they belong to
     with_weights ─▶ model with weights that kernels read in the place of its own
@@ -9,6 +10,7 @@
 """
 
 from onnxfuse.rewriting.biases import bias_record, separate, separated_sums
+from onnxfuse.rewriting.constants import constants_record, widen
 from onnxfuse.rewriting.dequantised import dequantise_apart, dequantised_record
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
@@ -57,6 +59,7 @@ __all__ = [
     "bias_record",
     "body_model",
     "bytes_of_weights",
+    "constants_record",
     "dequantise_apart",
     "dequantised_record",
     "exact_form",
@@ -81,5 +84,6 @@ __all__ = [
     "unfuse",
     "value_types",
     "weights_record",
+    "widen",
     "with_weights",
 ]

@@ -1,4 +1,5 @@
-"""The form of a model that is planned: its arithmetic on sizes folded, values dequantised for each of their readers,
+"""The form of a model that is planned: its arithmetic on sizes folded, that on
+16-bit constants of float32, values dequantised for each of their readers,
 biases behind their convolutions, values laid out channels-last, weights that kernels read beside its own.
 
 Fused nodes speak of the values of that form; ``unfuse`` leads back from it to the model as it was loaded.
@@ -12,6 +13,7 @@ import onnx
 
 from onnxfuse.graph import LoadedModel
 from onnxfuse.rewriting.biases import bias_record, separated_again
+from onnxfuse.rewriting.constants import constants_record, widened_again
 from onnxfuse.rewriting.dequantised import dequantised_apart_again, dequantised_record
 from onnxfuse.rewriting.layouts import laid_out_again, layout_record
 from onnxfuse.rewriting.sizes import fold, sizes_record
@@ -31,7 +33,8 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     record = sizes_record(fused)
     folds = record is not None and (whole or record.branches is not None)
     result = fold(original) if folds else original
-    proto = separated_again(dequantised_apart_again(result.proto, fused), fused)
+    proto = widened_again(result.proto, fused)
+    proto = separated_again(dequantised_apart_again(proto, fused), fused)
     proto = with_weights_again(laid_out_again(proto, fused), fused)
     return result if proto is result.proto else replace(result, proto=proto)
 
@@ -44,7 +47,8 @@ def exact_form(original: onnx.ModelProto, fused: onnx.ModelProto) -> onnx.ModelP
     Raises:
         ModelError: the fused model's record cannot be read.
     """
-    return laid_out_again(separated_again(dequantised_apart_again(original, fused), fused, products=True), fused)
+    proto = dequantised_apart_again(widened_again(original, fused), fused)
+    return laid_out_again(separated_again(proto, fused, products=True), fused)
 
 
 def has_planned_form(model: onnx.ModelProto) -> bool:
@@ -53,5 +57,5 @@ def has_planned_form(model: onnx.ModelProto) -> bool:
     Raises:
         ModelError: a record cannot be read.
     """
-    records = (sizes_record, dequantised_record, bias_record, layout_record, weights_record)
+    records = (sizes_record, constants_record, dequantised_record, bias_record, layout_record, weights_record)
     return any(record(model) is not None for record in records)

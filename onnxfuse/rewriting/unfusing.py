@@ -15,6 +15,7 @@ from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import Scope, all_nodes, graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.biases import rejoin
+from onnxfuse.rewriting.constants import narrow
 from onnxfuse.rewriting.dequantised import rejoin_dequantised
 from onnxfuse.rewriting.expanding import Restored, expand, takers
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
@@ -89,7 +90,7 @@ def unfuse(
         forget_optimised(result)
         forget_plan(result)
     if not folded and (only is None or (chosen and last)):
-        for undo in (without_weights, put_straight, rejoin, rejoin_dequantised, unfold):
+        for undo in (without_weights, put_straight, rejoin, rejoin_dequantised, narrow, unfold):
             undo(result)
     return result
 

@@ -39,8 +39,8 @@ from onnxfuse.rules.yamlfile import Document, Path_
 from onnxfuse.wording import option
 
 STAGES = frozenset({
-    "attention", "biases", "depthwise", "dequantised", "horizontal-joins", "layouts", "products", "recompute",
-    "shape-arithmetic"})
+    "attention", "biases", "constants", "depthwise", "dequantised", "horizontal-joins", "layouts", "products",
+    "recompute", "shape-arithmetic"})
 """Ids of stages without rules of their own that can be disabled as a rule can."""
 
 MAX_SOURCE = 1_000_000
