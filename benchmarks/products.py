@@ -65,8 +65,8 @@ NAMED = {"float16": "float16", "float": "float32"}
 @dataclass(frozen=True)
 class ProductCase:
     """A product of ``rows`` by ``columns`` elements over ``depth``; or, with a ``window``, a convolution of ``rows``
-    images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does; ``kind``: the
-    type."""
+    images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does;
+    ``turned``: whether the right operand has a row for each column; ``kind``: the type."""
 
     name: str
     rows: int
@@ -76,6 +76,7 @@ class ProductCase:
     products: int = 1
     side: int = 0
     window: int = 0
+    turned: bool = False
     kind: str = "float16"
 
     @property
@@ -107,8 +108,9 @@ class ProductCase:
             return (f"(T[{m},{k}] a, T[{k},{n}] b, T[{k},{n}] c) => (T[{m},{n}] y) "
                     "{ u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }")
         more = {"residual": f", T[{n}] c, T[{m},{n}] r", "gelu": f", T[{n}] c"}.get(self.follows, "")
-        return (f"(T[{m},{k}] a, T[{k},{n}] b{more}) => (T[{m},{n}] y) "
-                f"{{ p = MatMul(a, b) {FOLLOWS[self.follows]} }}")
+        right, product = (f"{n},{k}", "Gemm <transB = 1>") if self.turned else (f"{k},{n}", "MatMul")
+        return (f"(T[{m},{k}] a, T[{right}] b{more}) => (T[{m},{n}] y) "
+                f"{{ p = {product}(a, b) {FOLLOWS[self.follows]} }}")
 
 
 def _transformer(name: str, rows: int, width: int, inner: int) -> list[ProductCase]:
@@ -123,6 +125,13 @@ CASES = (
     *_transformer("vit 32", 6304, 768, 3072), ProductCase("t5 projection", 2048, 512, 512),
     ProductCase("llama projection", 1024, 2048, 2048), ProductCase("llama down", 1024, 2048, 5632),
     ProductCase("llama gate", 1024, 5632, 2048, "gate", 2), ProductCase("large", 8192, 8192, 4096),
+    *(ProductCase(f"uneven {rows}, {depth} to {columns}{', turned' if turned else ''}", rows, columns, depth, "gelu",
+                  turned=turned)
+      for rows, depth, columns, turned in (
+          (8192, 180, 540, False), (8192, 180, 360, False), (8192, 360, 180, False), (8192, 180, 540, True),
+          (4096, 770, 770, False), (4096, 770, 770, True), (65_536, 63, 256, True), (65_536, 319, 256, True),
+          (65_536, 283, 128, True), (2048, 429, 429, True), (2048, 429, 1024, True), (2048, 429, 429, False),
+          (2048, 768, 50_257, False), (2048, 768, 50_257, True))),
     *(ProductCase(f"resnet {side}, 3 x 3", 32, channels, channels, "relu", side=side, window=3)
       for side, channels in ((56, 64), (28, 128), (14, 256), (7, 512))),
     *(ProductCase(f"resnet {side}, {depth} to {columns}", 32, columns, depth, "relu", side=side, window=1)
@@ -165,6 +174,8 @@ def _bare(case: ProductCase) -> Callable[[], Any]:
     if not case.window:
         left, right = torch.randn(case.rows, case.depth, **kind), torch.randn(
             case.depth, case.columns * case.products, **kind)
+        if case.turned:
+            right = torch.randn(case.columns, case.depth, **kind).T
         return lambda: torch.mm(left, right)
     images = torch.randn(case.rows, case.side, case.side, case.depth, **kind).permute(0, 3, 1, 2)
     weights = torch.randn(case.columns, case.window, case.window, case.depth, **kind).permute(0, 3, 1, 2)

@@ -108,8 +108,15 @@ def chosen(
     for case in cases:
         if not wanted or name(case).startswith(wanted):
             found.append(measure(case))
-            click.echo(f"  {time.perf_counter() - start:4.0f} s  {name(case)}", err=True)
+            click.echo(f"  {time.perf_counter() - start:4.0f} s  {name(case)}{_told(found[-1])}", err=True)
     return found
+
+
+def _told(found: object) -> str:
+    """What is known of a case while others are measured, which may be stopped."""
+    if not isinstance(found, RegionResult) or not found.ways[found.best]:
+        return ""
+    return f": {found.best} {figure(found.ways[found.best])} µs, ONNX Runtime {figure(found.runtime)}"
 
 
 def torch_microseconds(run: Callable[[int], object], sets: int) -> float:

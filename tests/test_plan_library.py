@@ -12,7 +12,14 @@ from onnxfuse.graph.model import Node
 from onnxfuse.operators import infer
 from onnxfuse.planning.cost import CostModel, kernel_time
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.library import batched_seconds, convolution_seconds, is_dense, is_laid_anew, left_seconds
+from onnxfuse.planning.library import (
+    batched_seconds,
+    convolution_seconds,
+    is_dense,
+    is_laid_anew,
+    left_seconds,
+    uneven_seconds,
+)
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.kernels import Biased
 
@@ -134,6 +141,32 @@ def test_of_float32_by_their_bytes_and_vectors_of_four(left: str, right: str, me
     ("N,12,64,64", "N,12,64,64", {"kind": "double"})], ids=["few rows", "open sizes", "one product", "float64"])
 def test_products_that_are_not_known(left: str, right: str, named: dict[str, object]) -> None:
     assert batched(left, right, **named) is None  # type: ignore[arg-type]
+
+
+def uneven(left: str, right: str, op: str = "MatMul", kind: str = "float16") -> float | None:
+    """What a product by a matrix is predicted to take, of rows that are no whole vectors."""
+    text = f"g ({kind}[{left}] x, {kind}[{right}] w) => (y) {{ y = {op}(x, w) }}"
+    graph = infer(build_graph(from_proto(parse(text))))
+    return uneven_seconds(graph.nodes[0], CostModel(Ledger(graph, {"N": 32}), H100))
+
+
+@pytest.mark.parametrize(("left", "right", "op", "measured"), [
+    ("8192,180", "180,540", "MatMul", 18.4), ("8192,360", "360,180", "MatMul", 12.8),
+    ("4096,770", "770,770", "MatMul", 31.8), ("65536,319", "256,319", "Gemm <transB = 1>", 108.0),
+    ("2048,429", "1024,429", "Gemm <transB = 1>", 27.0),
+    ("2048,768", "50257,768", "Gemm <transB = 1>", 1879.0), ("8,256,768", "768,50257", "MatMul", 1237.0)])
+def test_products_of_uneven_rows_take_longer(left: str, right: str, op: str, measured: float) -> None:
+    """At the least; microseconds as PyTorch's took them on an H200."""
+    found = uneven(left, right, op)
+    assert found is not None and 0.3 * measured < 1e6 * found < 1.1 * measured
+
+
+@pytest.mark.parametrize(("left", "right", "kind"), [
+    ("8192,184", "184,544", "float16"), ("63,181", "181,540", "float16"), ("H,181", "181,540", "float16"),
+    ("8192,181", "181,540", "float"), ("4,64,181", "4,181,64", "float16")],
+    ids=["whole vectors", "few rows", "open sizes", "float32", "a matrix each"])
+def test_other_products_are_not_of_uneven_rows(left: str, right: str, kind: str) -> None:
+    assert uneven(left, right, kind=kind) is None
 
 
 @pytest.mark.parametrize(("weights", "named", "dense", "laid"), [

@@ -71,6 +71,11 @@ UNALIGNED = 0.6
 """Of the float32 cores' peak, what its products reach of rows that are no whole vectors."""
 
 
+UNEVEN = 2.3
+"""The same share that its products of 16-bit floats reach by a matrix, of rows that are no whole vectors: fourteen that
+were measured 0.5 to 2.3 (H200, ``benchmarks/products.py --cases uneven``)."""
+
+
 def is_dense(node: Node) -> bool:
     """Whether a node is a convolution, or a transposed one, of 16-bit floats or float32 whose sums go over all
     channels."""
@@ -185,11 +190,32 @@ def batched_seconds(node: Node, costs: CostModel) -> float | None:
     if not (all(map(is_narrow, operands)) or all(value.dtype == FLOAT for value in operands)):
         return None
     values = [*operands, *(value for value in node.outputs if value is not None)]
-    shapes, counted, profile = shapes_of(values, costs.ledger.sizes), costs.ledger.node(node), costs.profile
+    shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
     if shapes is None or any(len(shape) < 3 for shape in shapes) or shapes[2][-2] < LEAST_ROWS:
         return None
     element = TYPES[operands[0].dtype or FLOAT].size
     aligned = all(element * shape[-1] % VECTOR_BYTES == 0 for shape in shapes)
-    peak = product_peak(operands[0].dtype, profile) if aligned else UNALIGNED * profile.peaks.float32
+    return _reaching(
+        product_peak(operands[0].dtype, profile) if aligned else UNALIGNED * profile.peaks.float32, node, costs)
+
+
+def uneven_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of a product of 16-bit floats by a matrix, at the least, where rows of an operand or of the
+    result are no whole vectors; None of others, of few rows, and where sizes are not known."""
+    operands = [value for value in multiplied(node) if value is not None]
+    if node.op not in ("MatMul", "FusedMatMul", "Gemm") or len(operands) < 2 or not all(map(is_narrow, operands)):
+        return None
+    shapes = shapes_of([*operands, *(value for value in node.outputs if value is not None)], costs.ledger.sizes)
+    if shapes is None or any(len(shape) < 2 for shape in shapes) or len(shapes[1]) > 2:
+        return None
+    element = TYPES[operands[0].dtype or FLOAT].size
+    if prod(shapes[2][:-1]) < LEAST_ROWS or all(element * shape[-1] % VECTOR_BYTES == 0 for shape in shapes):
+        return None
+    return _reaching(UNEVEN * costs.profile.peaks.float32, node, costs)
+
+
+def _reaching(peak: float, node: Node, costs: CostModel) -> float:
+    """Seconds of a product that reaches so many TFLOP/s, and passes the caches by."""
+    counted, profile = costs.ledger.node(node), costs.profile
     reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
     return kernel_time(reads, writes, counted.flops, profile, peak, uncached(reads + writes, profile))

@@ -33,6 +33,7 @@ from onnxfuse.planning.library import (
     has_few_channels,
     is_dense,
     is_laid_anew,
+    uneven_seconds,
 )
 from onnxfuse.planning.weighing import CandidatePool, ordered
 from onnxfuse.region import Region
@@ -77,9 +78,9 @@ def _foreseen(
     grouped = is_in_groups(own)
     if (grouped or is_dense(own)) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
-    batched = batched_seconds(own, costs)
-    if batched is not None:
-        return batched
+    for known in (batched_seconds, uneven_seconds):
+        if (seconds := known(own, costs)) is not None:
+            return seconds
     kernel = maker.with_kernel(made) if _is_foreseen(node, facts) and not grouped else None
     paced = costs.paced(kernel) if isinstance(kernel, Region) else None
     return None if paced is None else LIBRARY * paced

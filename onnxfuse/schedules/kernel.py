@@ -51,7 +51,8 @@ class Pace:
         share: of the rate that large tiles reach; waits: seconds that a stage is waited for at least.
         results: TFLOP/s at which what follows the products is computed; None where that hardly counts; meanwhile:
             whether the next tile is multiplied while that is.
-        whole: seconds of all that, where it follows from other things than arithmetic.
+        whole: seconds of all that, where it follows from other things than arithmetic; ends: seconds that a tile takes
+            beside to be stored.
     """
 
     tiles: int
@@ -62,6 +63,7 @@ class Pace:
     results: float | None = None
     meanwhile: bool = False
     whole: float | None = None
+    ends: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
-from onnxfuse.schedules.kernel import load_of
+from onnxfuse.schedules.kernel import VECTOR_BYTES, load_of
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
@@ -30,6 +31,12 @@ def source(writer: Writer, scalar: Scalar, inside: str) -> tuple[str, str]:
     return pointer(f"i{scalar.input}", writer.index(scalar.offset)), allowed
 
 
+def shifted(writer: Writer, scalar: Scalar, inside: str, count: str) -> list[str]:
+    """Lines that copy a vector that begins anywhere, of which ``count`` elements are there, and zeros elsewhere."""
+    address, allowed = source(writer, scalar, inside)
+    return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {allowed} ? (int){count} : 0);"]
+
+
 def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
     """Lines that copy such a vector while the threads go on, and zeros elsewhere, or what a padded image has there."""
     found = load_of(scalar)
@@ -37,6 +44,8 @@ def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
     load, outside = found
     address, allowed = source(writer, load, inside)
     if outside is None:
-        return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+        size = writer.lanes.width * TYPES[load.dtype].size
+        name = "copy_async" if size == VECTOR_BYTES else f"copy_async_of<{size}>"
+        return [*writer.upto(Scope.VECTOR), f"of::{name}(to, {address}, {allowed});"]
     number = writer.scalar(outside)
     return [*writer.upto(Scope.VECTOR), f"of::copy_padded(to, {address}, {allowed}, {inside}, {number});"]

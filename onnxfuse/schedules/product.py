@@ -41,7 +41,7 @@ from onnxfuse.schedules.product_parts import (
     parts_of,
     result_lanes,
     side_guards,
-    side_of,
+    side_in_pieces,
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, pace_of, patch_of, shapes_of
@@ -140,7 +140,7 @@ class _ProductWork:
         self.batch, self.rows, self.columns = (
             expression(size, self.lowered.binding.symbols) for size in (parts.batch, parts.rows, parts.columns))
         operands = ((parts.left, "@m"), *((right, "@n") for right in parts.rights))
-        self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
+        self.vectors = self._alike([side_in_pieces(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         floats = not parts.integers
         found = [mapped(parts, scalar, loop) for scalar, loop in operands]
@@ -167,7 +167,8 @@ class _ProductWork:
 
     def _mapped(self, operands: list[Mapped | None]) -> list[Mapped]:
         """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
-        found = [operand for operand in operands if operand is not None]
+        planned = self.lowered.binding.planned(self.request.sizes)
+        found = [operand for operand in operands if operand is not None and operand.divides(planned)]
         alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
         # Of integers no totals are taken on the way, and what has no 16 bits is not turned.
         turned = self.parts.size != 2 and any(each.across for each in found)

@@ -78,6 +78,13 @@ SPREAD = 0.65
 """Share of the rate that large tiles reach of those whose threads copy operands by vectors: products whose tiles may be
 copied both ways took 1.4 times as long so at most, nine of ten (H100, 703 products and convolutions of the zoo)."""
 
+SHORTER = 0.22
+"""The same where threads copy by vectors of less than 16 bytes, and results are stored by such: six products with what
+follows them went through their tiles at 0.22 to 0.35 of that rate (H200)."""
+
+RESULT_ALONE = 0.11e-9
+"""Seconds of a result of such a block that is stored by itself, and not by vectors (H200)."""
+
 RESULTS = {1: 5.5, 2: 3.5}
 """TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
 (H100, seven products with activations; of 16 bits what follows takes 3 to 14% of a product)."""
@@ -262,7 +269,7 @@ class Blocks:
         if None in sizes:
             return None
         if type(shape) is ProductShape:
-            return self._spread(shape) or self._gathering(shape, stored)
+            return self._copied(shape) or self._gathering(shape, stored)
         if not isinstance(shape, SpecialisedShape) or shape.split > 1:
             return None
         if self.planned(self.parts.rows) < LEAST_PACED:
@@ -272,17 +279,23 @@ class Blocks:
         share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
         flops = 2 * shape.rows * shape.columns * self._staged_depth
         results = RESULTS[shape.turns] if self.parts.rounds else None
-        return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1)
+        ends = RESULT_ALONE * shape.rows * shape.columns if stored == 1 else 0.0
+        return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1,
+                    ends=ends)
 
-    def _spread(self, shape: ProductShape) -> Pace | None:
-        """The same of a transposed convolution whose operands threads copy by vectors."""
+    def _copied(self, shape: ProductShape) -> Pace | None:
+        """The same of transposed convolutions, and of matrices of rows that no whole vector divides, whose operands
+        threads copy by vectors."""
         parts = self.parts
-        copied = shape.together and all(side.copied and side.width > 1 for side in self.vectors)
+        copied = shape.together and all(side.copied and side.width > 1 and not side.shifted for side in self.vectors)
+        shorter = parts.of_matrices and any(side.width < parts.width for side in self.vectors)
+        spread = "ConvTranspose" in parts.lowered.program.operators
         rows = self.planned(parts.columns if parts.swapped else parts.rows)
-        if not copied or "ConvTranspose" not in parts.lowered.program.operators or rows < LEAST_PACED:
+        if not copied or not (shorter or spread) or rows < LEAST_PACED:
             return None
         tiles = -(-self._count(shape.rows, shape.columns) // HOPPER_HAS)
-        return Pace(tiles, self._steps, 2 * shape.rows * shape.columns * self._staged_depth, SPREAD)
+        share = SHORTER if shorter else SPREAD
+        return Pace(tiles, self._steps, 2 * shape.rows * shape.columns * self._staged_depth, share)
 
     def _gathering(self, shape: ProductShape, stored: int) -> Pace | None:
         """The same of a convolution in groups, each of whose tiles counts as one stage that is waited for."""

@@ -61,6 +61,11 @@ class Mapped:
         """Bytes of an element."""
         return TYPES[self.dtype].size
 
+    def divides(self, planned: Mapping[str, int]) -> bool:
+        """Whether rows begin at multiples of 16 bytes at the planned sizes, as far as these are known."""
+        width = PIECE_BYTES // self.size
+        return all(stride.evaluate(planned) % width == 0 for stride in self.strides if stride.symbols <= planned.keys())
+
     def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
         """Under which there is such a map: there are elements, and what has neighbours behind it, not before, has them
         at multiples of 16 bytes."""

@@ -14,7 +14,7 @@ from onnxfuse.ir.integers import Numbers, numbers_of
 from onnxfuse.ir.tensors import Contract, Expand, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Condition, Puller, Scalar
+from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import (
     divides,
@@ -35,6 +35,9 @@ MOST_BESIDE = 4
 values."""
 
 
+LEAST_COPIED = 4
+"""Bytes that are copied at once at least while threads go on."""
+
 MOST_WIDE = 8
 """Elements of a vector of results: of float32, and of what is read beside them, a thread has no room for more."""
 
@@ -47,6 +50,7 @@ class Side:
         scalar: its element; loop: the base of its rows, ``@m`` or ``@n``.
         across: whether neighbours along that loop lie side by side, and not those that are summed over.
         lanes: of its vectors; width: elements of one; copied: whether they are copied as they lie in memory.
+        shifted: whether they begin between two of memory's own, and may end where rows do.
     """
 
     scalar: Scalar
@@ -55,6 +59,7 @@ class Side:
     lanes: Lanes
     width: int
     copied: bool
+    shifted: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,11 @@ class ProductParts(Multiplied):
     def integers(self) -> bool:
         """Whether they are 8-bit integers."""
         return bool(self.zeros)
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether they are of floats and of no convolution, of which rows are windows, or few are multiplied."""
+        return not self.integers and {"Conv", "ConvTranspose"}.isdisjoint(self.lowered.program.operators)
 
     @property
     def has_zeros(self) -> bool:
@@ -218,6 +228,33 @@ def side_of(parts: ProductParts, scalar: Scalar, loop: str, planned: Mapping[str
     return next((side for side in ways if side is not None), single(parts, scalar, loop))
 
 
+def side_in_pieces(parts: ProductParts, scalar: Scalar, loop: str, planned: Mapping[str, int]) -> Side:
+    """The same by as much as lies together in memory: shorter vectors where sizes divide these alone, and where none
+    do, vectors that begin anywhere."""
+    side = side_of(parts, scalar, loop, planned)
+    if side.width > 1 or not parts.of_matrices:
+        return side
+    shorter = [parts.width >> step for step in (1, 2) if (parts.width >> step) * parts.size >= LEAST_COPIED]
+    ways = (side_along(parts, scalar, loop, parts.lanes(along, width), planned)
+            for width in shorter for along in ("@k", loop))
+    shifted = (_shifted(parts, scalar, loop, parts.lanes(along, parts.width), planned) for along in ("@k", loop))
+    return next((found for found in (*ways, *shifted) if found is not None), side)
+
+
+def _shifted(parts: ProductParts, scalar: Scalar, loop: str, lanes: Lanes, planned: Mapping[str, int]) -> Side | None:
+    """An operand that is copied by vectors of these lanes that begin anywhere; None where neighbours lie apart."""
+    if not isinstance(scalar, Load) or lanes.space.extents.get(lanes.element) is None:
+        return None
+    if lanes.stride(scalar.offset) != 1 or not all(map(lanes.uniform, scalar.conditions)):
+        return None
+    lanes.rely(scalar.offset)
+    for condition in scalar.conditions:
+        lanes.rely_on_condition(condition)
+    if not divides(lanes, planned):
+        return None
+    return Side(scalar, loop, lanes.element != "@k", lanes, lanes.width, copied=True, shifted=True)
+
+
 def side_along(
     parts: ProductParts, scalar: Scalar, loop: str, lanes: Lanes, planned: Mapping[str, int]
 ) -> Side | None:
@@ -246,7 +283,7 @@ def side_guards(parts: ProductParts, side: Side) -> tuple[str, ...]:
     """Guards under which an operand can be read so."""
     moving = moving_loads([side.scalar, *parts.puller.gathered.values()], side.lanes)
     read = sources(load for load in moving if side.lanes.stride(load.offset) == 1)
-    return vector_guards(parts.lowered, side.lanes, read)
+    return vector_guards(parts.lowered, side.lanes, () if side.shifted else read)
 
 
 def result_lanes(
@@ -255,13 +292,22 @@ def result_lanes(
     """Lanes of the results' vectors along their columns, or where rows are places of windows along a line of so many of
     these, and the guards under which they are so."""
     loop, extents = ("@n", [parts.columns]) if line is None else ("@m", [parts.rows, line])
-    lanes = parts.lanes(loop, min(parts.width, MOST_WIDE))
+    widest = min(parts.width, MOST_WIDE)
+    shorter = widest.bit_length() - 2 if parts.of_matrices else 0
+    found = (_results_by(parts, parts.lanes(loop, widest >> step), extents, planned) for step in range(shorter + 1))
+    return next((each for each in found if each is not None), (parts.lanes(loop, 1), ()))
+
+
+def _results_by(
+    parts: ProductParts, lanes: Lanes, extents: Sequence[Dim], planned: Mapping[str, int]
+) -> tuple[Lanes, tuple[str, ...]] | None:
+    """These lanes and the guards under which they are the results'; None where these are no such vectors."""
     moving = moving_loads(parts.results, lanes)
     conditions = [condition for each in parts.kept for condition in each]
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
     stored = stored and all(map(lanes.uniform, conditions))
     if not stored or not all(map(lanes.may_divide, extents)):
-        return parts.lanes(loop, 1), ()
+        return None
     vectors = vector_loads(moving, lanes)
     for extent in extents:
         lanes.rely_on_size(extent)
@@ -270,7 +316,7 @@ def result_lanes(
     for condition in conditions:
         lanes.rely_on_condition(condition)
     if not divides(lanes, planned):
-        return parts.lanes(loop, 1), ()
+        return None
     return lanes, vector_guards(parts.lowered, lanes, [*sources(vectors), *targets(parts.lowered)])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.schedules.attention_together import tile_instruction
-from onnxfuse.schedules.operand_text import computed, copied
+from onnxfuse.schedules.operand_text import computed, copied, shifted
 from onnxfuse.schedules.product_epilogue import EpilogueText, Held
 from onnxfuse.schedules.product_parts import Side
 from onnxfuse.schedules.product_shape import FLOATS, PIECE, STAGE_BYTES
@@ -24,6 +24,8 @@ ONE_BY_ONE = 8
 """Elements that a thread has on their way at once where none go by vectors.  All of a tile's would be text that takes
 the compiler five times as long as all other variants together, and more registers than a thread has."""
 
+SHIFTED = 4
+"""Vectors that begin anywhere which a thread has on their way at once: of each it holds twice the bytes."""
 
 ROWS_AT_ONCE = 4
 """Rows of which a thread computes vectors of results at once."""
@@ -172,7 +174,7 @@ class ProductText(EpilogueText):
         kinds = {TYPES[dtype].storage for dtype in (self.parts.left.dtype, side.scalar.dtype)}
         other = [f"using T = {TYPES[side.scalar.dtype].storage};"] if len(kinds) > 1 else []
         body = [f"const idx {line} = {first[line]} + line;", *other, f"T* const to = {tile} + {at};",
-                *_vector(side, writer, inside)]
+                *_vector(side, writer, inside, f"of::imin((idx)width, {self.extents[column]} - {column})")]
         return [
             "{",
             *indented([
@@ -185,7 +187,7 @@ class ProductText(EpilogueText):
                     *unrolled(f"int pass = 0; pass < ({lines} + step - 1) / step; ++pass", [
                         "const int line = thread / lanes + pass * step;",
                         f"if ({lines} % step && line >= {lines}) break;", *body],
-                        0 if self.shape.vectors else ONE_BY_ONE),
+                        ONE_BY_ONE if not self.shape.vectors else SHIFTED if side.shifted else 0),
                 ]),
                 "}",
             ]),
@@ -270,8 +272,11 @@ class ProductText(EpilogueText):
         ]
 
 
-def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
-    """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
+def _vector(side: Side, writer: Writer, inside: str, count: str) -> list[str]:
+    """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``; ``count``: of its elements so many
+    are in the row at most."""
+    if side.shifted:
+        return shifted(writer, side.scalar, inside, count)
     return (copied if side.copied else computed)(writer, side.scalar, inside)
 
 

@@ -207,6 +207,46 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool some
                :: "r"(address), "l"(from), "r"(some ? 16 : 0) : "memory");
 #endif
 }
+// As of::copy_async, of fewer bytes, which divide both addresses.
+template <int bytes> __device__ __forceinline__ void copy_async_of(void* to, const void* from, bool some) {
+#if defined(ONNXFUSE_EMULATOR)
+  onnxfuse_emulator_copy_async(to, some ? from : nullptr, bytes);
+#elif __CUDA_ARCH__ < 800
+#pragma unroll
+  for (int word = 0; word < bytes / 4; ++word)
+    reinterpret_cast<unsigned*>(to)[word] = some ? reinterpret_cast<const unsigned*>(from)[word] : 0;
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+               :: "r"(address), "l"(from), "n"(bytes), "r"(some ? bytes : 0) : "memory");
+#endif
+}
+// 16 bytes that begin anywhere, of which `some` elements are there, and zeros behind these.  They come in the 16 or 32
+// bytes that divide addresses around them: where one byte of 16 is there, all may be read.
+template <typename T> __device__ __forceinline__ void copy_shifted(T* to, const T* from, int some) {
+#if defined(ONNXFUSE_EMULATOR)
+  for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
+#else
+  const unsigned long long begin = reinterpret_cast<unsigned long long>(from);
+  const int shift = begin % 16;
+  const uint4* const pieces = reinterpret_cast<const uint4*>(begin - shift);
+  uint4 low = make_uint4(0, 0, 0, 0), high = low;
+  if (some > 0) low = pieces[0];
+  if (shift + some * (int)sizeof(T) > 16) high = pieces[1];
+  unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = shift & 4 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int left = some * (int)sizeof(T) - 4 * i;
+    if constexpr (sizeof(T) < 4) words[i] = __funnelshift_r(words[i], words[i + 1], shift % 4 * 8);
+    if (left < 4) words[i] = left <= 0 ? 0 : words[i] & 0xffff;
+  }
+  *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+#endif
+}
 // What a thread asked for since its last call is a group.
 __device__ __forceinline__ void copies_asked() {
 #if defined(ONNXFUSE_EMULATOR)
