@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from reference_images import channels as _channels
 from reference_images import conv_transpose, resize
 from reference_quantised import dequantize, dynamic_quantize, integers_to_floats, qgemm, quantize
+from reference_recurrent import layer
 
 Array = NDArray[np.generic]
 
@@ -382,6 +383,7 @@ def _hard_sigmoid(attributes: Mapping, opset: int, x: Array) -> Array:
 MICROSOFT, CANONICAL = "com.microsoft", "onnxfuse.canonical"
 
 OWN: dict[tuple[str, str], Callable] = {
+    **{("", op): layer(op) for op in ("LSTM", "GRU")},
     ("", "Erf"): lambda a, o, x: _erf(x),
     ("", "Gelu"): _gelu,
     ("", "Swish"): lambda a, o, x: _silu(x, a.get("alpha", 1.0)),

@@ -236,6 +236,18 @@ def test_what_moves_in_between() -> None:
     assert chosen(model_of(nodes, held, (3, 2))) == ["Exp", "Neg"]
 
 
+def test_what_the_runtime_takes_out_stays() -> None:
+    """Weights times one are these weights: nothing is computed, and what is behind counts as constant all the same."""
+    held = [tensor(np.ones((2, 3)), "w"), tensor(np.array(1.0), "one")]
+    nodes = [helper.make_node("Mul", ["w", "one"], ["a"]), helper.make_node("Exp", ["a"], ["b"]),
+             helper.make_node("Add", ["x", "b"], ["y"])]
+    made = optimised(model_of(nodes, held, (2, 3)), verify=False)
+    record = constants_record(made.folded.proto)
+    assert record is not None and list(record.widened) == ["b"]
+    alone = optimised(model_of([nodes[0], helper.make_node("Add", ["x", "a"], ["y"])], held, (2, 3)), verify=False)
+    assert constants_record(alone.folded.proto) is None
+
+
 def test_what_annotations_speak_of_stays() -> None:
     model = weight_norm()
     annotation = model.graph.quantization_annotation.add(tensor_name="x")

@@ -347,8 +347,8 @@ CONTRACTIONS = sorted(key for key, entry in OPERATORS.items() if entry.lowering 
 def test_what_has_a_meaning_and_no_kernel() -> None:
     """Everything else that is a product or a convolution has neither."""
     assert [name for _, name in CONTRACTIONS] == [
-        "Attention", "Conv", "ConvInteger", "ConvTranspose", "Einsum", "Gemm", "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul", "FusedMatMul",
-        "MatMulIntegerToFloat", "QGemm", "TransposeMatMul"]
+        "Attention", "Conv", "ConvInteger", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
+        "QLinearMatMul", "FusedMatMul", "MatMulIntegerToFloat", "QGemm", "TransposeMatMul"]
     assert {OPERATORS[key].kind for key in CONTRACTIONS} == {OperatorClass.HEAVY}
 
 

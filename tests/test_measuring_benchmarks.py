@@ -30,9 +30,10 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality, transposed = map(
+softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality = map(
     importlib.import_module, ("softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products",
-                              "optimising", "tune", "locality", "transposed"))
+                              "optimising", "tune", "locality"))
+transposed, recurrent = map(importlib.import_module, ("transposed", "recurrent"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -54,7 +55,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
     (depthwise, "--dry-run"), (int8, "--dry-run"), (products, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
     (optimising, "--dry-run"), (claims, "--dry-run"), (tune, ""), (locality, "--dry-run"),
-    (transposed, "--dry-run"),
+    (transposed, "--dry-run"), (recurrent, "--dry-run"),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):

@@ -4,8 +4,8 @@ A region of the graph becomes tensors over its inputs.  Elementwise work is ``Ma
 ``Reduce``, running totals along an axis are ``Scan``, and everything that only moves elements is a view with an index
 map: reading an element of a view means reading an element of its operand somewhere else, which costs nothing until a
 schedule decides where.  What a matrix product, an attention's scores or a convolution sums up is a ``Contract``, a
-convolution's over a ``Window``; the maximum, or the sum, of each window by itself is a ``Pool``.  A schedule turns the
-DAG into loops and scalars; the IR itself says nothing about threads.
+convolution's over a ``Window``; the maximum, or the sum, of each window by itself is a ``Pool``; what a recurrent layer
+gives is a ``Recurrence``.  A schedule turns the DAG into loops and scalars; the IR itself says nothing about threads.
 
 Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.  Ranks and axes that do
 not fit raise a ValueError: a model may say that they do.
@@ -316,6 +316,48 @@ class Contract(Tensor):
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
 
+@dataclass(frozen=True, eq=False)
+class Recurrence(Tensor):
+    """What a recurrent layer gives: ``result`` is its state after each step ("steps": axes step, direction, sequence,
+    unit), after the last ("state": direction, sequence, unit), or an LSTM's cell then ("cell").
+
+    Gates stand as the standard has them (LSTM: input, output, forget, cell; GRU: update, reset, new), a GRU's reset
+    behind the product of its state.  States are rounded to the layer's type after each step.
+
+    Attributes:
+        kind: "lstm" or "gru".
+        given: what inputs add to the gates, without a bias: axes step, sequence, direction, gate and unit.
+        weights: of states (direction, gate and unit, unit); bias: of inputs, then of states; None where there is none.
+        state, cell: before the first step, zero where None.
+        backwards: for each direction whether it begins with the last step.
+    """
+
+    kind: str
+    given: Tensor
+    weights: Tensor
+    bias: Tensor | None
+    state: Tensor | None
+    cell: Tensor | None
+    backwards: tuple[bool, ...]
+    result: str
+
+    def __post_init__(self) -> None:
+        directions, rows, units = self.weights.shape
+        self._require(self.given.rank == 4, self.rank == 4 if self.result == "steps" else self.rank == 3)
+        _agree(self, (directions, dim(len(self.backwards))), (rows, units * self.gates), (self.given.shape[3], rows),
+               (self.given.shape[2], directions), (self.shape[-1], units))
+
+    @property
+    def gates(self) -> int:
+        """Of a unit."""
+        return 3 if self.kind == "gru" else 4
+
+    @property
+    def units(self) -> Dim:
+        """How many there are in each direction."""
+        return self.weights.shape[2]
+
+
 def _agree(tensor: Tensor, *pairs: tuple[Dim, Dim]) -> None:
     """Raise a ValueError where two sizes of an axis are known to differ."""
     for one, other in pairs:
@@ -350,6 +392,9 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
+        case Recurrence():
+            found = (tensor.given, tensor.weights, tensor.bias, tensor.state, tensor.cell)
+            return tuple(each for each in found if each is not None)
         case Window() if tensor.outside is not None:
             return (tensor.operand, tensor.outside)
         case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window() | Pool():

@@ -5,7 +5,8 @@ quantization.py   between floats and small integers    reductions.py    sums, ma
 norms.py          softmax and norms                    views.py         another shape or order
 pieces.py         cut, joined, padded, repeated        indexing.py      picked by index or value
 resizing.py       enlarged and shrunk
-making.py         from sizes, numbers or chance        products.py      matrix products, attention, recurrences
+making.py         from sizes, numbers or chance        products.py      matrix products, attention
+recurrent.py      LSTM, GRU and plain layers
 convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
 attending.py      what attention means as tensors
@@ -29,6 +30,7 @@ from onnxfuse.operators import (
     pieces,
     products,
     quantization,
+    recurrent,
     reductions,
     resizing,
     views,
@@ -49,5 +51,5 @@ __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
     "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
     "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
-    "reductions", "resizing", "views",
+    "recurrent", "reductions", "resizing", "views",
 ]

@@ -103,6 +103,11 @@ def quantised(value: Value | None) -> Value | None:
     return numbers if numbers is not None and numbers.dtype in (INT8, UINT8) else None
 
 
+def recurs(node: Node) -> bool:
+    """Whether a node is a recurrent layer that may have a kernel."""
+    return not node.domain and node.op in ("LSTM", "GRU")
+
+
 def slides(node: Node) -> bool:
     """Whether a node is a depthwise convolution: each channel of its result sums over one of several channels."""
     if node.op != "Conv" or node.domain or len(node.inputs) < 2 or node.inputs[1] is None:

@@ -1,4 +1,4 @@
-"""Matrix products and what they are part of: attention, recurrent layers."""
+"""Matrix products and what they are part of: attention."""
 
 from __future__ import annotations
 
@@ -84,29 +84,6 @@ def einsum_types(context: TypeContext) -> list[Type]:
     if middle is None or any(letter not in letters for letter in before + after):
         return [Type(context.dtype())]
     return [Type(context.dtype(), tuple(letters[c] for c in before) + middle + tuple(letters[c] for c in after))]
-
-
-def recurrent_types(context: TypeContext) -> list[Type]:
-    shape, dtype, recurrent = context.shape(), context.dtype(), context.shape(2)
-    hidden = context.attribute("hidden_size")
-    size = dim(int(hidden)) if hidden is not None else None if recurrent is None else recurrent[2]
-    if size is None:
-        return [Type(dtype)] * 3
-    directions = dim(2 if context.attribute("direction", "forward") == "bidirectional" else 1)
-    first = bool(context.attribute("layout", 0))
-    if shape is None:
-        # Whatever is read, it has three axes, and the batch that the state before the first step has.
-        state = context.shape(5)
-        length = context.unknown(1 if first else 0, 4)
-        batch = context.unknown(0 if first else 2, 4) if state is None else state[0 if first else 1]
-        shape = (batch, length) if first else (length, batch)
-    if first:
-        batch, length = shape[0], shape[1]
-        states: Shape = (batch, directions, size)
-        return [Type(dtype, (batch, length, directions, size)), Type(dtype, states), Type(dtype, states)]
-    length, batch = shape[0], shape[1]
-    states = (directions, batch, size)
-    return [Type(dtype, (length, directions, batch, size)), Type(dtype, states), Type(dtype, states)]
 
 
 def attention_types(context: TypeContext) -> list[Type]:
@@ -257,14 +234,6 @@ def _einsum_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return max(len(terms), 1) * prod(extents.values())
 
 
-def _recurrent_arithmetic(node: Node, sizes: Sizes) -> int | None:
-    """Each step of each sequence by all weights, those of the input and those of the state."""
-    steps, weights, states = (sizes_of(node.inputs[place], sizes) for place in range(3))
-    if steps is None or weights is None or states is None or len(steps) != 3:
-        return None
-    return 2 * steps[0] * steps[1] * (prod(weights) + prod(states))
-
-
 def _attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
     """Two products of query rows by key rows by head size, and a softmax of the scores."""
     shapes = [sizes_of(node.inputs[place], sizes) if len(node.inputs) > place else None for place in range(3)]
@@ -308,8 +277,6 @@ define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, lowering=Non
 define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, types=None, lowering=None, arithmetic=_gemm_arithmetic, host=(),
        runtime=PLAIN)
 define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic, host=(), runtime=PLAIN)
-define("LSTM", "GRU", "RNN", kind=HEAVY, types=recurrent_types, lowering=None, arithmetic=_recurrent_arithmetic,
-       host=(), runtime=PLAIN)
 define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arithmetic=_attention_arithmetic, host=(),
        runtime=PLAIN)
 define("LinearAttention", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(), runtime=PLAIN)

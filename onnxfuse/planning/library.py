@@ -33,6 +33,7 @@ from onnxfuse.operators.classes import (
     is_narrow,
     is_transposed_convolution,
     multiplied,
+    recurs,
 )
 from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
@@ -70,6 +71,10 @@ Shape = tuple[int, ...]
 UNALIGNED = 0.6
 """Of the float32 cores' peak, what its products reach of rows that are no whole vectors."""
 
+
+RECURRENT_STEP = 3.4e-6
+"""Seconds that a step of a recurrent layer takes at least in each direction, a product and the arithmetic of its gates:
+fourteen layers were measured at 3.4 to 7 (H200, ``benchmarks/recurrent.py``)."""
 
 UNEVEN = 2.3
 """The same share that its products of 16-bit floats reach by a matrix, of rows that are no whole vectors: fourteen that
@@ -219,3 +224,17 @@ def _reaching(peak: float, node: Node, costs: CostModel) -> float:
     counted, profile = costs.ledger.node(node), costs.profile
     reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
     return kernel_time(reads, writes, counted.flops, profile, peak, uncached(reads + writes, profile))
+
+
+def recurrent_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of a recurrent layer, at the least: cuDNN goes through steps and directions one by one.  None
+    of others, and where sizes are not known."""
+    if not recurs(node) or node.inputs[0] is None or node.inputs[2] is None:
+        return None
+    shapes = shapes_of([node.inputs[0], node.inputs[2]], costs.ledger.sizes)
+    if shapes is None or len(shapes[0]) != 3:
+        return None
+    (length, batch, inputs), (directions, rows, _) = shapes
+    dtype = node.inputs[0].dtype
+    before = 2 * length * batch * inputs * directions * rows / (1e12 * product_peak(dtype, costs.profile))
+    return length * directions * RECURRENT_STEP + before if batch else None

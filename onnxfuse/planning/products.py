@@ -21,7 +21,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, slides
+from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, recurs, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
@@ -33,9 +33,11 @@ from onnxfuse.planning.library import (
     has_few_channels,
     is_dense,
     is_laid_anew,
+    recurrent_seconds,
     uneven_seconds,
 )
 from onnxfuse.planning.weighing import CandidatePool, ordered
+from onnxfuse.provider.removed import gives_back
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
 
@@ -57,7 +59,7 @@ def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) 
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
         if not isinstance(made, Region):
             continue
-        own = [each for each in made.nodes if each.op != "Constant"]
+        own = [each for each in made.nodes if each.op != "Constant" and not gives_back(each)]
         if len(own) != 1:
             continue
         taken = None if context.measured is None else context.measured.runtime(made)
@@ -78,7 +80,7 @@ def _foreseen(
     grouped = is_in_groups(own)
     if (grouped or is_dense(own)) and not context.objective.channels_last:
         return convolution_seconds(own, costs)
-    for known in (batched_seconds, uneven_seconds):
+    for known in (recurrent_seconds, batched_seconds, uneven_seconds):
         if (seconds := known(own, costs)) is not None:
             return seconds
     kernel = maker.with_kernel(made) if _is_foreseen(node, facts) and not grouped else None
@@ -95,15 +97,16 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
                 if not slides(node) and not pool.facts[node].maxima
                 and (_is_held(node) if measures else _is_foreseen(node, pool.facts))]
     kept = pool.maker.keeps_float32()
-    for group in (*([node] for node in products), *_beside(products, pool.facts)):
+    plain = [node for node in products if not recurs(node)]
+    for group in (*([node] for node in products), *_beside(plain, pool.facts)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
         if kept is None or not _rounds(group[0]):
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
-    multiplied = products if kept is None else [node for node in products if not _rounds(node)]
+    multiplied = plain if kept is None else [node for node in plain if not _rounds(node)]
     if measures:
-        _offer_integers(products, pool, context)
+        _offer_integers(plain, pool, context)
         _offer_folded(multiplied, pool, context)
     if pool.maker.costs.knows_tiles:
         _offer_as_before(filter(is_in_groups, multiplied), pool, context)

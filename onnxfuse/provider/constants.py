@@ -11,6 +11,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Node
 from onnxfuse.operators.classes import DEQUANTIZE, QUANTIZE, is_deterministic, is_narrow
 from onnxfuse.operators.record import OperatorClass, operator_of
+from onnxfuse.provider.removed import is_same_memory
 
 MOVING = frozenset({
     "BitCast", "Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "IsInf",
@@ -40,14 +41,15 @@ _COMPUTED = frozenset({
 
 
 def is_computed_once(node: Node) -> bool:
-    """Whether the runtime computes a node once where its operands are constants.  DequantizeLinear it keeps, for what
-    it fuses with it."""
+    """Whether the runtime computes a node once where its operands are constants, or takes it out.  DequantizeLinear it
+    keeps, for what it fuses with it."""
     if node.has_subgraph or not is_deterministic(node) or node.op == DEQUANTIZE:
         return False
     if node.domain:
         return not _is_narrow(node)
     return node.op not in TAKEN_APART and (
-        node.op in MOVING or not _is_narrow(node) or (node.op in MOVING_FLOAT16 and not _is_narrow(node, _BFLOAT16)))
+        is_same_memory(node) or node.op in MOVING or not _is_narrow(node) or (
+            node.op in MOVING_FLOAT16 and not _is_narrow(node, _BFLOAT16)))
 
 
 def is_kept_for_its_type(node: Node) -> bool:

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfuse.operators.activations import SELU_ALPHA, SELU_GAMMA
+from onnxfuse.verifying.recurrences import spelled_layer
 
 
 class Spelling:
@@ -84,14 +85,19 @@ def _sigmoid(node: onnx.NodeProto, to: Spelling) -> None:
     to.step("Div", one, to.step("Add", one, to.step("Exp", to.step("Neg", node.input[0]))), result=node.output[0])
 
 
+def _layer(node: onnx.NodeProto, to: Spelling) -> None:
+    to.nodes += spelled_layer(node, to.stem)
+
+
 SPELLED: Mapping[str, Callable[[onnx.NodeProto, Spelling], None]] = {
     "InstanceNormalization": _instance_normalization, "Elu": _elu, "Selu": _elu, "Celu": _elu,
-    "Sigmoid": _sigmoid,
+    "Sigmoid": _sigmoid, "LSTM": _layer, "GRU": _layer,
 }
 """By operator: its nodes in float64."""
 
-INEXACT = frozenset({"Sigmoid"})
-"""Operators that the CPU provider has in float64, and gives less than its digits of: 0 for the sigmoid of -512."""
+INEXACT = frozenset({"GRU", "LSTM", "Sigmoid"})
+"""Operators that the CPU provider has in float64, and gives less than its digits of: 0 for the sigmoid of -512; or
+takes in float64, and fails in when they run."""
 
 SINGLE = frozenset({"Attention"})
 """Operators that the CPU provider has in float64 by their functions alone, which give no number where a query sees no

@@ -32,6 +32,15 @@ CASES = {
           r = Gemm<transB = 1>(a, e) w = Sigmoid(r) }""",
     "a residual, no vectors": """g (T[33,31] a, T[31,65] b, T[33,65] r) => (T[33,65] y)
         { p = MatMul(a, b) y = Add(p, r) }""",
+    "rows that half a vector divides": """g (T[70,180] a, T[180,84] b, T[84] c) => (T[70,84] y)
+        { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }""",
+    "rows that a quarter divides": """g (T[133,90] a, T[86,90] b, T[86] c) => (T[133,86] y)
+        { p = Gemm<transB = 1>(a, b, c) y = Sigmoid(p) }""",
+    "a recurrent layer, both ways": """g (T[9,5,24] x, T[2,160,24] w, T[2,160,40] r, T[2,320] b, T[2,5,40] h)
+        => (T[9,2,5,40] y, T[2,5,40] s, T[2,5,40] c)
+        { y, s, c = LSTM<hidden_size = 40, direction = "bidirectional">(x, w, r, b, , h) }""",
+    "a recurrent layer with a reset": """g (T[9,19,24] x, T[1,192,24] w, T[1,192,64] r, T[1,384] b)
+        => (T[9,1,19,64] y) { y = GRU<hidden_size = 64, linear_before_reset = 1>(x, w, r, b) }""",
     "a convolution": """g (T[2,16,19,17] x, T[24,16,3,3] w, T[24] b) => (T[2,24,19,17] y)
         { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }""",
     "a depthwise convolution": """g (T[2,24,31,33] x, T[24,1,5,5] w, T[24] b) => (T[2,24,31,33] y)

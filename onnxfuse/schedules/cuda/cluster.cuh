@@ -11,6 +11,24 @@ __device__ __forceinline__ void meet_cluster() {
 #endif
 }
 
+// The same in two parts, between which a thread does what others need not see; of one block alone its threads meet.
+template <int blocks> __device__ __forceinline__ void arrive_in_cluster() {
+#if defined(OF_WARPGROUP) && !defined(ONNXFUSE_EMULATOR)
+  if constexpr (blocks > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+template <int blocks> __device__ __forceinline__ void wait_in_cluster() {
+  if constexpr (blocks == 1) {
+    __syncthreads();
+  } else {
+#if defined(ONNXFUSE_EMULATOR)
+    onnxfuse_emulator_meet_cluster(__builtin_LINE());
+#elif defined(OF_WARPGROUP)
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+  }
+}
+
 // What lies in the shared memory of the block of this rank where this lies in the own one's.
 __device__ __forceinline__ const float* of_block(const float* own, int rank) {
 #if defined(ONNXFUSE_EMULATOR)
@@ -22,6 +40,13 @@ __device__ __forceinline__ const float* of_block(const float* own, int rank) {
 #else
   return own;
 #endif
+}
+
+// A vector to where this lies in the shared memory of the block of this rank.
+template <typename T, int width>
+__device__ __forceinline__ void store_to_block(T* own, int rank, const Vector<T, width>& vector) {
+  const float* const there = of_block(reinterpret_cast<const float*>(own), rank);
+  store(const_cast<T*>(reinterpret_cast<const T*>(there)), vector);
 }
 
 // As load_laid, of what the blocks of a cluster have there together.
