@@ -63,6 +63,29 @@ def test_without_tf32_layers_of_float32_stay() -> None:
     assert not layers(planned(network("float"), provider_options={"use_tf32": "0"}))
 
 
+@pytest.mark.parametrize(("op", "steps", "batch", "inputs", "units", "both", "kind", "measured"), [
+    ("LSTM", 80, 16, 512, 256, True, "float16", 131), ("LSTM", 80, 64, 512, 256, True, "float16", 181),
+    ("LSTM", 75, 2, 512, 512, False, "float16", 184), ("LSTM", 300, 1, 128, 128, False, "float16", 327),
+    ("LSTM", 50, 256, 64, 64, False, "float16", 79), ("GRU", 100, 16, 256, 256, True, "float16", 169),
+    ("GRU", 100, 4, 80, 384, False, "float16", 187), ("GRU", 20, 1024, 64, 128, False, "float16", 167),
+    ("LSTM", 80, 16, 512, 256, True, "float", 290), ("LSTM", 80, 64, 512, 256, True, "float", 574),
+    ("LSTM", 300, 1, 128, 128, False, "float", 310), ("LSTM", 50, 256, 64, 64, False, "float", 210),
+    ("GRU", 100, 16, 256, 256, True, "float", 234), ("GRU", 20, 1024, 64, 128, False, "float", 299)])
+def test_layers_took_no_longer_than_is_predicted(
+        op: str, steps: int, batch: int, inputs: int, units: int, both: bool, kind: str, measured: float) -> None:
+    """Microseconds as an H200 measured them; where the runtime's launches may be quicker layers stay."""
+    count, rows = 1 + both, {"LSTM": 4, "GRU": 3}[op] * units
+    options = f'direction = "{"bidirectional" if both else "forward"}"{", linear_before_reset = 1" * (op == "GRU")}'
+    text = (f"g (T[{steps},{batch},{inputs}] x, T[{count},{rows},{inputs}] w, T[{count},{rows},{units}] r) => "
+            f"(T[{steps},{count},{batch},{units}] y) {{ y = {op}<hidden_size = {units}, {options}>(x, w, r) }}")
+    text = text.replace("T[", f"{kind}[")
+    made = optimise(parse(text), Options(target="H200", verify=False, database=False, eager=True))
+    (region,) = (each for each in made.plan.with_products if each.kernel.schedule == "recurrent")
+    assert measured * 0.98 < 1e6 * made.costs.kernel_seconds(region) < 1.65 * measured
+    left = planned(parse(text), dims={}, target="H200")
+    assert bool(layers(left)) == (batch < (64 if kind == "float" else 1024))
+
+
 def test_what_the_runtime_takes() -> None:
     """By its steps and directions, whatever else."""
     made = planned(network(), disable=["products"])

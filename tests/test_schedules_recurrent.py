@@ -95,6 +95,8 @@ def test_other_sizes_than_were_planned(steps: int, batch: int, kind: str) -> Non
 def test_as_many_sequences_a_cluster_as_let_all_run_at_once(kind: str, batch: int, rows: int) -> None:
     made = made_of(Layer(), kind, 5, batch)
     step = made.kernel.plan.variants[0].launches[-1]
+    both = made_of(Layer(direction="bidirectional"), kind, 5, -(-batch // 2)).kernel.plan.variants[0].launches[-1]
+    assert batch == 1 or f" {rows} ceil" in both.grid[0]
     assert step.cluster == ("8", "1", "1") and f" {rows} ceil" in step.grid[0]
     for sequences in {3, min(batch, 40)}:
         check(made, inputs_of(made, 2, sequences), length=100, slack=1.5)
