@@ -75,6 +75,8 @@ def test_results_that_are_stored_by_themselves_take_longer() -> None:
     one, other = (product(TURNED, planned=sizes | {"N": columns}).kernel for columns in (1024, 1023))
     assert "specialised" in one.plan.variants[0].steps[0].kernel and one.pace and other.pace
     assert (one.pace.ends, other.pace.ends) == (0.0, pytest.approx(RESULT_ALONE * 128 * 64))
+    narrow = product("g (T[M,K] a, T[K,1020] b) => (T[M,1020] y) { y = MatMul(a, b) }", "float", sizes).kernel
+    assert narrow.pace is None or narrow.pace.ends == 0.0
 
 
 def test_what_is_read_before_a_row_counts_for_nothing() -> None:

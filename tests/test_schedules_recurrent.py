@@ -138,7 +138,7 @@ def test_other_forms_are_left(text: str, says: str) -> None:
 
 
 def test_usual_activations_may_be_named() -> None:
-    made = made_of(Layer(extra=', activations = ["Sigmoid", "Tanh", "Tanh"]'), "float16", 2, 2)
+    made = made_of(Layer(extra=', activations = ["sigmoid", "Tanh", "TANH"]'), "float16", 2, 2)
     check(made, inputs_of(made, 2, 2), length=100, slack=1.5)
 
 

@@ -82,7 +82,7 @@ def _check(node: Node, context: LoweringContext) -> None:
 
     names = node.attributes.get("activations")
     usual = USUAL[node.op]
-    found = [name.decode() if isinstance(name, bytes) else str(name) for name in names or usual]
+    found = [(name.decode() if isinstance(name, bytes) else str(name)).capitalize() for name in names or usual]
     other = (
         "sequences of lengths of their own" if has(4) else
         "weights of its cells" if node.op == "LSTM" and has(7) else

@@ -83,7 +83,7 @@ SHORTER = 0.22
 follows them went through their tiles at 0.22 to 0.35 of that rate (H200)."""
 
 RESULT_ALONE = 0.11e-9
-"""Seconds of a result of such a block that is stored by itself, and not by vectors (H200)."""
+"""Seconds of a result of such a block whose rows no vector divides, and that is stored by itself (H200)."""
 
 RESULTS = {1: 5.5, 2: 3.5}
 """TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
@@ -279,7 +279,8 @@ class Blocks:
         share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
         flops = 2 * shape.rows * shape.columns * self._staged_depth
         results = RESULTS[shape.turns] if self.parts.rounds else None
-        ends = RESULT_ALONE * shape.rows * shape.columns if stored == 1 else 0.0
+        uneven = stored == 1 and self.parts.of_matrices and self.planned(self.parts.columns) % self.parts.width != 0
+        ends = RESULT_ALONE * shape.rows * shape.columns if uneven else 0.0
         return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1,
                     ends=ends)
 
