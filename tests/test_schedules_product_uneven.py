@@ -18,7 +18,7 @@ BESIDE = "g (T[M,K] a, T[K,N] b, T[M,N] r) => (T[M,N] y) { p = MatMul(a, b) y = 
 SIZES = {
     "half a vector": (70, 180, 84), "a quarter": (70, 90, 86), "one by one": (33, 63, 31), "longer": (130, 197, 257),
     "both whole": (65, 64, 72), "the depth alone": (70, 77, 72), "the columns alone": (70, 72, 77), "one column": (70, 72, 1),
-    "one of all": (70, 1, 33), "short": (1, 5, 3), "two vectors less one": (40, 15, 9),
+    "one of both": (70, 77, 84), "one of all": (70, 1, 33), "short": (1, 5, 3), "two vectors less one": (40, 15, 9),
 }
 
 
@@ -63,7 +63,8 @@ def test_results_are_stored_by_what_lies_together(case: str, width: int) -> None
 
 
 @pytest.mark.parametrize(("text", "case", "share"), [
-    (PLAIN, "half a vector", SHORTER), (PLAIN, "a quarter", SHORTER), (PLAIN, "one by one", None)])
+    (PLAIN, "half a vector", SHORTER), (PLAIN, "a quarter", SHORTER), (PLAIN, "one by one", None),
+    (PLAIN, "one of both", None)])
 def test_pace(text: str, case: str, share: float | None) -> None:
     """Of vectors that begin anywhere nothing is foretold: some took longer than the runtime's."""
     made, _ = made_for(text, "float16", case)
@@ -75,8 +76,18 @@ def test_results_that_are_stored_by_themselves_take_longer() -> None:
     one, other = (product(TURNED, planned=sizes | {"N": columns}).kernel for columns in (1024, 1023))
     assert "specialised" in one.plan.variants[0].steps[0].kernel and one.pace and other.pace
     assert (one.pace.ends, other.pace.ends) == (0.0, pytest.approx(RESULT_ALONE * 128 * 64))
-    narrow = product("g (T[M,K] a, T[K,1020] b) => (T[M,1020] y) { y = MatMul(a, b) }", "float", sizes).kernel
-    assert narrow.pace is None or narrow.pace.ends == 0.0
+    shorter = product(TURNED, planned=sizes | {"N": 1020}).kernel
+    assert shorter.pace and shorter.pace.ends == 0.0  # by vectors of four
+    text = ("g (T[2,16,16,64] t, T[25,3,3,64] v) => (T[2,16,16,25] y) { x = Transpose<perm = [0,3,1,2]>(t) "
+            "w = Transpose<perm = [0,3,1,2]>(v) c = Conv<pads = [1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }")
+    convolution = product(text).kernel
+    assert convolution.pace and convolution.pace.ends == 0.0  # whose tiles were measured with what stores them
+
+
+def test_vectors_that_begin_anywhere_ask_for_no_alignment() -> None:
+    made, _ = made_for(PLAIN, "float16", "one by one")
+    first = next(variant for variant in made.kernel.plan.variants if ", vectors" in variant.name)
+    assert not any(".addr" in guard for guard in first.guards)
 
 
 def test_what_is_read_before_a_row_counts_for_nothing() -> None:

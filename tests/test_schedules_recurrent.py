@@ -130,11 +130,23 @@ def test_what_is_left(layer: Layer, says: str) -> None:
     ("y, a, b = LSTM<hidden_size = 16>(x, w, r, , n)", "lengths of their own"),
     ("y, a, b = LSTM<hidden_size = 16>(x, w, r, , , , , p)", "weights of its cells"),
     ("y, a = GRU<hidden_size = 16>(x, v, s)", "a reset before the product"),
-    ("z, a, b = LSTM<hidden_size = 16>(x, w, r) y = Relu(z)", "by itself alone")])
+    ("z, a, b = LSTM<hidden_size = 16>(x, w, r) y = Relu(z)", "by itself alone"),
+    ("q = Relu(r) y, a, b = LSTM<hidden_size = 16>(x, w, q)", "read from memory")])
 def test_other_forms_are_left(text: str, says: str) -> None:
     inputs = ("float16[S,B,8] x, float16[1,64,8] w, float16[1,64,16] r, float16[1,48,8] v, float16[1,48,16] s, "
               "int32[B] n, float16[1,48] p")
     assert says in refused(f"g ({inputs}) => (float16[S,1,B,16] y) {{ {text} }}").message
+
+
+def test_what_inputs_add_lies_in_scratch_memory() -> None:
+    """Where the product of all steps writes nothing of the layer's own, and nothing hangs on where that lies."""
+    plan = made_of(Layer(units=64), "float16", 40, 16).kernel.plan
+    assert len(plan.scratch) == 1
+    for variant in plan.variants:
+        before, behind = variant.launches
+        assert "t0" in before.arguments and not any(each.startswith("o") for each in before.arguments)
+        assert {"t0", "o0", "o1", "o2"} <= set(behind.arguments)
+        assert not any(guard.startswith("o0.") for guard in variant.guards)
 
 
 def test_usual_activations_may_be_named() -> None:

@@ -159,7 +159,7 @@ class _RecurrentWork:
         used = {*before.code.headers, "mma", "cluster", "recurrent"}
         code = Source(
             tuple(name for name in HEADERS if name in used), f"{self.request.rule}: {self.layer.kind.upper()}",
-            (*before.code.functions, *functions), (*map(_entry_to_scratch, before.code.entries), *entries))
+            (*before.code.functions, *functions), (*before.code.entries, *entries))
         return Kernel("recurrent", code, self.plan(before.plan, given, variants), heavy=True, rounds=before.rounds,
                       pace=self.pace(shapes[0]))
 
@@ -277,9 +277,3 @@ def _pointer(tensor: Tensor) -> str:
 def _to_scratch(step: Step) -> Step:
     """A launch that writes its result between kernels."""
     return replace(step, arguments=tuple("t0" if argument == "o0" else argument for argument in step.arguments))
-
-
-def _entry_to_scratch(entry: Entry) -> Entry:
-    """The same of the kernel itself."""
-    return replace(entry, parameters=tuple(
-        replace(each, argument="t0") if each.argument == "o0" else each for each in entry.parameters))
