@@ -10,6 +10,7 @@ from kernel_harness import Made, check, failures, make, random_inputs, refused, 
 from reference import Array
 
 from onnxfuse.schedules.source import Source
+from onnxfuse.schedules.streaming import BLOCK_SHARED
 
 GATES = {"LSTM": 4, "GRU": 3}
 
@@ -107,6 +108,17 @@ def test_weights_that_registers_do_not_hold_lie_in_shared_memory(units: int, kep
     made = made_of(Layer(units=units, inputs=8, wanted="h"), "float16", 2, 1)
     assert f", {kept}, __half>" in made.kernel.source
     check(made, inputs_of(made, 2, 1), length=600, slack=1.5)
+
+
+@pytest.mark.parametrize(("layer", "kind", "asked"), [
+    (Layer(units=512), "float16", True), (Layer(units=256), "float16", False), (Layer(units=256), "float", True)])
+def test_what_not_every_gpu_holds_is_asked_for(layer: Layer, kind: str, asked: bool) -> None:
+    """Of those that have clusters some have less shared memory; what runs anywhere asks for little."""
+    *fast, general = made_of(layer, kind, 4, 2).kernel.plan.variants
+    for variant in fast:
+        assert variant.guards[0] == "90 sm <="
+        assert any(guard.endswith(f"{BLOCK_SHARED} <=") for guard in variant.guards[1:2]) is asked
+    assert not general.guards and all(int(step.shared) <= 48 * 1024 for step in general.launches)
 
 
 def test_what_is_no_number_stays_in_its_sequence() -> None:

@@ -25,13 +25,17 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.headers import HEADERS
 from onnxfuse.schedules.kernel import Kernel, Pace
-from onnxfuse.schedules.product import Product
+from onnxfuse.schedules.product import SHARED_EVERYWHERE, Product
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
+from onnxfuse.schedules.streaming import BLOCK_SHARED
 from onnxfuse.schedules.text import indented
 
 BLOCKS = 8
 """Of a cluster."""
+
+HAS_CLUSTERS = "90 sm <="
+"""The guard of what runs in clusters."""
 
 CLUSTERS = 16
 """Of eight blocks that a GPU of 132 multiprocessors runs at one time."""
@@ -148,12 +152,13 @@ class _RecurrentWork:
         entries = [function.entry(f"recurrent_{shape.rows}_{shape.blocks}", (), 32, 32 * shape.warps)
                    for function, shape in zip(functions, shapes, strict=True)]
         fast, general = (self.step(*each) for each in zip(entries, shapes, strict=True))
+        held = (f"{fast.shared} {BLOCK_SHARED} <=",) if int(fast.shared) > SHARED_EVERYWHERE else ()
         variants = []
         for variant in before.plan.variants:
-            steps, guards = tuple(map(_to_scratch, variant.launches)), tuple(
-                guard for guard in variant.guards if not guard.startswith("o0."))
-            variants.append(Variant(f"{variant.name}, {BLOCKS} blocks", (*steps, fast), tuple(
-                dict.fromkeys(("90 sm <=", *guards)))))
+            guards = (HAS_CLUSTERS, *held, *(guard for guard in variant.guards if not guard.startswith("o0.")))
+            variants.append(Variant(
+                f"{variant.name}, {BLOCKS} blocks", (*map(_to_scratch, variant.launches), fast),
+                tuple(dict.fromkeys(guards))))
         last = before.plan.variants[-1]
         variants.append(Variant(f"{last.name}, alone", (*map(_to_scratch, last.launches), general)))
         used = {*before.code.headers, "mma", "cluster", "recurrent"}
