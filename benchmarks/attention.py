@@ -14,26 +14,19 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Any
 
-import click
 import region_times
-from common import apart, environment, measured_on, table
-from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
+from common import table
+from region_times import NAMED, figure, timed_fusion, torch_beside, torch_microseconds, typed_command
 
-from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.hardware import Profile
 from onnxfuse.schedules.attention import Attention
-from onnxfuse.tuning.subjects import subjects_of
 
 MEAN = {"float16": 1.05, "float": 1 / 1.5}
 """How many times as long as PyTorch's fastest the best way may take, in the mean, by type."""
-
-NAMED = {"float16": "float16", "float": "float32"}
-"""What PyTorch calls the types of the graphs."""
 
 LONGEST = {"float16": 256, "float": 128}
 """Heads that there are kernels for."""
@@ -134,12 +127,15 @@ class AttentionResult(region_times.RegionResult[AttentionCase]):
     backend: str = ""
 
 
+def cases_of(kind: str) -> list[AttentionCase]:
+    """Those of a type."""
+    return [replace(case, kind=kind) for case in CASES if case.size <= LONGEST[kind]]
+
+
 def measure(case: AttentionCase, profile: Profile, dry_run: bool) -> AttentionResult:
     """All ways to run a case, timed."""
-    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Attention.name]
-    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return AttentionResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return AttentionResult(**vars(timed_fusion(
+        case, lambda fusion: fusion.kernel.schedule == Attention.name, profile, dry_run)))
 
 
 def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
@@ -214,21 +210,7 @@ def show(found: list[AttentionResult]) -> tuple[str, bool]:
     return text, mean <= MEAN[found[0].case.kind]
 
 
-@click.command(help=__doc__.split("\n")[0])
-@options
-@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's attention too.")
-@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
-              help="Of operands and results.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
-    kind = next(kind for kind, each in NAMED.items() if each == named)
-    cases = [replace(case, kind=kind) for case in CASES if case.size <= LONGEST[kind]]
-    where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
-    found = with_torch(found) if compare and not dry_run else found
-    content = {"cases": [asdict(each) for each in found]}
-    what = "attention" if kind == "float16" else f"attention-{named}"
-    conclude(show(found), what, where, content, None if dry_run else out)
+main = typed_command(__doc__, "attention", cases_of, measure, with_torch, show)
 
 
 if __name__ == "__main__":

@@ -14,30 +14,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
-import click
-from common import apart, environment, measured_on, table
-from region_times import (
-    HEAD,
-    TorchResult,
-    chosen,
-    compared,
-    conclude,
-    graph,
-    options,
-    timed,
-    torch_microseconds,
-    with_torch,
-)
+from common import table
+from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
 
-from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.hardware import Profile
 from onnxfuse.schedules.product import Product
-from onnxfuse.tuning.subjects import subjects_of
 
 BARE, AROUND = 1 / 0.9, 1.10
 """How many times PyTorch's bare product the best way may take: in the mean of those that are bare, and with more."""
@@ -57,9 +43,6 @@ NUMBERS = {"float16": {"ROOT": "15784", "ONE": "15360", "HALF": "14336"},
            "float": {"ROOT": "1.4142135", "ONE": "1.0", "HALF": "0.5"}}
 """By type, the square root of two, one and a half; as its bits in float16, as onnx reads them."""
 
-
-NAMED = {"float16": "float16", "float": "float32"}
-"""What PyTorch calls the types of the graphs."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +127,15 @@ CASES = (
 )
 
 
+def cases_of(kind: str) -> list[ProductCase]:
+    """Those of a type."""
+    return [replace(case, kind=kind) for case in CASES]
+
+
 def measure(case: ProductCase, profile: Profile, dry_run: bool) -> TorchResult[ProductCase]:
     """All ways to run a case, timed."""
-    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
-    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return TorchResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return TorchResult(**vars(timed_fusion(
+        case, lambda fusion: fusion.kernel.schedule == Product.name, profile, dry_run)))
 
 
 def torch_times(cases: Sequence[ProductCase]) -> list[float]:
@@ -194,21 +180,7 @@ def show(found: list[TorchResult[ProductCase]]) -> tuple[str, bool]:
     return text, not (bare and geometric_mean(bare) > BARE) and max(around, default=0.0) <= AROUND
 
 
-@click.command(help=__doc__.split("\n\n")[0])
-@options
-@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's products too.")
-@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
-              help="Of operands and results.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
-    kind = next(kind for kind, each in NAMED.items() if each == named)
-    cases = [replace(case, kind=kind) for case in CASES]
-    where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
-    found = with_torch(found, torch_times) if compare and not dry_run else found
-    content = {"cases": [asdict(each) for each in found]}
-    what = "products" if named == "float16" else f"products-{named}"
-    conclude(show(found), what, where, content, None if dry_run else out)
+main = typed_command(__doc__, "products", cases_of, measure, partial(with_torch, times=torch_times), show)
 
 
 if __name__ == "__main__":

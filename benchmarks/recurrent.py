@@ -12,32 +12,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import geometric_mean
 
-import click
-from common import apart, environment, measured_on, table
-from region_times import (
-    HEAD,
-    TorchResult,
-    chosen,
-    compared,
-    conclude,
-    graph,
-    options,
-    timed,
-    torch_microseconds,
-    with_torch,
-)
+from common import table
+from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
 
 from onnxfuse.operators.classes import recurs
-from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
-from onnxfuse.tuning.subjects import subjects_of
-
-NAMED = {"float16": "float16", "float": "float32"}
-"""What PyTorch calls the types of the graphs."""
+from onnxfuse.planning.hardware import Profile
 
 GATES = {"LSTM": 4, "GRU": 3}
 
@@ -91,11 +74,14 @@ CASES = (
 )
 
 
+def cases_of(kind: str) -> list[RecurrentCase]:
+    """Those of a type."""
+    return [replace(case, kind=kind) for case in CASES if kind == "float16" or case.units <= 256]
+
+
 def measure(case: RecurrentCase, profile: Profile, dry_run: bool) -> TorchResult[RecurrentCase]:
     """Both ways to run a case, timed."""
-    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subject = next(each for each in subjects_of(plan)[0] if any(map(recurs, each.fusion.nodes)))
-    return TorchResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return TorchResult(**vars(timed_fusion(case, lambda fusion: any(map(recurs, fusion.nodes)), profile, dry_run)))
 
 
 def torch_times(cases: Sequence[RecurrentCase]) -> list[float]:
@@ -125,21 +111,7 @@ def show(found: list[TorchResult[RecurrentCase]]) -> tuple[str, bool]:
     return text, max(shares, default=0.0) <= 1
 
 
-@click.command(help=__doc__.split("\n\n")[0])
-@options
-@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
-@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
-              help="Of inputs, weights and states.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
-    kind = next(kind for kind, each in NAMED.items() if each == named)
-    where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile = resolve_profile(target or where.gpu or "H100")
-    cases = [replace(case, kind=kind) for case in CASES if named == "float16" or case.units <= 256]
-    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
-    found = with_torch(found, torch_times) if compare and not dry_run else found
-    content = {"cases": [asdict(each) for each in found]}
-    what = "recurrent" if named == "float16" else f"recurrent-{named}"
-    conclude(show(found), what, where, content, None if dry_run else out)
+main = typed_command(__doc__, "recurrent", cases_of, measure, partial(with_torch, times=torch_times), show)
 
 
 if __name__ == "__main__":

@@ -6,22 +6,28 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import click
-from common import RESULTS, ApartError, Environment, apart, entry, timing, write_results
+from common import RESULTS, ApartError, Environment, apart, entry, environment, measured_on, timing, write_results
 from onnx import ModelProto, parser
 
 from onnxfuse import tuning
 from onnxfuse.compiling import source_of
-from onnxfuse.tuning.subjects import Subject
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.region import Region
+from onnxfuse.tuning.subjects import Subject, subjects_of
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
 Command = Callable[..., None]
+
+NAMED = {"float16": "float16", "float": "float32"}
+"""What PyTorch calls the types of the graphs."""
 
 RUNS = 24
 """Runs of PyTorch's that are timed."""
@@ -92,6 +98,16 @@ def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> Regi
             times = {name: time_of(kernel) for name, kernel in kernels.items()}
             runtime = time_of(None)
     return RegionResult(case, predicted * 1e6, runtime, times)
+
+
+def timed_fusion(
+    case: Any, is_meant: Callable[[Region], bool], profile: Profile, dry_run: bool
+) -> RegionResult[Any]:
+    """All ways to run the largest fusion that is meant of a case's graph, ``text``, timed."""
+    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
+    subject = max((each for each in subjects_of(plan)[0] if is_meant(each.fusion)),
+                  key=lambda subject: len(subject.fusion.nodes))
+    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)
 
 
 def figure(microseconds: float | None) -> str:
@@ -167,6 +183,39 @@ def conclude(
         path = write_results(out, what, where, content, text)
         click.echo(f"written: {path} and .json", err=True)
     sys.exit(not passes)
+
+
+def typed_command(
+    doc: str,
+    what: str,
+    cases: Callable[[str], Iterable[Any]],
+    measure: Callable[[Any, Profile, bool], Compared],
+    beside: Callable[[list[Compared]], list[Compared]],
+    show: Callable[[list[Compared]], tuple[str, bool]],
+) -> click.Command:
+    """The command line of a benchmark whose cases come in each type of ``NAMED``.
+
+    Args:
+        doc: the benchmark's own; what: the name of its results.
+        cases: those of a type; measure: one, for a GPU, or for a dry run; beside: PyTorch's times added.
+        show: the table, and whether it passes.
+    """
+    @click.command(help=doc.split("\n\n")[0])
+    @options
+    @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
+    @click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
+                  help="Of inputs, weights and results.")
+    def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
+        kind = next(kind for kind, each in NAMED.items() if each == named)
+        where = apart(environment) if dry_run else measured_on("--dry-run")
+        profile = resolve_profile(target or where.gpu or "H100")
+        found = chosen(names, cases(kind), lambda case: case.name, lambda case: measure(case, profile, dry_run))
+        found = beside(found) if compare and not dry_run else found
+        content = {"cases": [asdict(each) for each in found]}
+        conclude(show(found), what if named == "float16" else f"{what}-{named}", where, content,
+                 None if dry_run else out)
+
+    return main
 
 
 def options(command: Command) -> Command:

@@ -12,40 +12,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import click
-from common import apart, environment, measured_on, table
-from region_times import (
-    HEAD,
-    TorchResult,
-    chosen,
-    compared,
-    conclude,
-    graph,
-    options,
-    timed,
-    torch_microseconds,
-    with_torch,
-)
+from common import table
+from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
 
 from onnxfuse.operators.classes import is_transposed_convolution
-from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
-from onnxfuse.tuning.subjects import subjects_of
+from onnxfuse.planning.hardware import Profile
 
 MOST = 1.10
 """How many times PyTorch's bare convolution the best way may take."""
 
 SETS = 3
 """Sets of inputs of PyTorch's that take turns."""
-
-NAMED = {"float16": "float16", "float": "float32"}
-"""What PyTorch calls the types of the graphs."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +85,15 @@ CASES = (
 )
 
 
+def cases_of(kind: str) -> list[TransposedCase]:
+    """Those of a type."""
+    return [replace(case, kind=kind) for case in CASES]
+
+
 def measure(case: TransposedCase, profile: Profile, dry_run: bool) -> TorchResult[TransposedCase]:
     """All ways to run a case, timed."""
-    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subjects = [each for each in subjects_of(plan)[0] if any(map(is_transposed_convolution, each.fusion.nodes))]
-    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return TorchResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return TorchResult(**vars(timed_fusion(
+        case, lambda fusion: any(map(is_transposed_convolution, fusion.nodes)), profile, dry_run)))
 
 
 def torch_times(cases: Sequence[TransposedCase]) -> list[float]:
@@ -141,21 +127,7 @@ def show(found: list[TorchResult[TransposedCase]]) -> tuple[str, bool]:
     return text, max(shares, default=0.0) <= MOST
 
 
-@click.command(help=__doc__.split("\n\n")[0])
-@options
-@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
-@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
-              help="Of images, weights and results.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
-    kind = next(kind for kind, each in NAMED.items() if each == named)
-    where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, [replace(case, kind=kind) for case in CASES], lambda case: case.name,
-                   lambda case: measure(case, profile, dry_run))
-    found = with_torch(found, torch_times) if compare and not dry_run else found
-    content = {"cases": [asdict(each) for each in found]}
-    what = "transposed" if named == "float16" else f"transposed-{named}"
-    conclude(show(found), what, where, content, None if dry_run else out)
+main = typed_command(__doc__, "transposed", cases_of, measure, partial(with_torch, times=torch_times), show)
 
 
 if __name__ == "__main__":

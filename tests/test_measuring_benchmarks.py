@@ -33,7 +33,7 @@ common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = 
 softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality = map(
     importlib.import_module, ("softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products",
                               "optimising", "tune", "locality"))
-transposed, recurrent = map(importlib.import_module, ("transposed", "recurrent"))
+transposed, recurrent, region_times = map(importlib.import_module, ("transposed", "recurrent", "region_times"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -61,7 +61,7 @@ def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
         raise AssertionError("work that nobody can use")
 
-    for place in (script, common):
+    for place in (script, common, region_times):
         for name in ("optimise", "prepare_all", "measure"):
             monkeypatch.setattr(place, name, never, raising=False)
     monkeypatch.setattr(common, "apart", lambda asked: common.Environment("2026-11-23", None, None, None, {}, None))
