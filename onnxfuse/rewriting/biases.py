@@ -11,7 +11,6 @@ apart.  Where no library is registered ONNX Runtime folds the sums in again, beh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -25,6 +24,7 @@ from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.rewriting.properties import forget_property
+from onnxfuse.rewriting.readers import links_of
 
 VERSION = 1
 KEY = "onnxfuse.biases"
@@ -169,8 +169,7 @@ def rejoin(model: onnx.ModelProto) -> None:
         return
     forget_property(model, KEY)
     graph = model.graph
-    producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    readers = Counter(name for node in graph.node for name in reads_of(node))
+    producer, readers = links_of(graph)
     sums = []
     for each in record.separated:
         if each.bare not in producer or each.result not in producer:

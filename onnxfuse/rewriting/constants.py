@@ -10,10 +10,8 @@ is a metadata property of its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -21,11 +19,11 @@ from onnx import TensorProto, helper
 from onnxfuse.graph.model import Node
 from onnxfuse.operators.classes import is_narrow
 from onnxfuse.rewriting.form_record import form_record, may_change, note_form
-from onnxfuse.rewriting.index import ModelIndex, reads_of
+from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.rewriting.properties import forget_property
-from onnxfuse.rewriting.readers import drop_unread
+from onnxfuse.rewriting.readers import drop_unread, links_of, rename
 
 VERSION = 1
 KEY = "onnxfuse.constants"
@@ -103,8 +101,8 @@ def _widened(model: onnx.ModelProto, found: Mapping[str, Widened]) -> onnx.Model
                 nodes.append(helper.make_node("Cast", [operand.value], [operand.wide], to=TensorProto.FLOAT))
                 cast.add(operand.wide)
         nodes.append(node)
-        _rename(nodes[-1].input, {operand.value: operand.wide for operand in each.operands})
-        _rename(nodes[-1].output, {made.value: made.wide for made in each.results})
+        rename(nodes[-1].input, {operand.value: operand.wide for operand in each.operands})
+        rename(nodes[-1].output, {made.value: made.wide for made in each.results})
         for made in each.results:
             nodes.append(helper.make_node("Cast", [made.wide], [made.value], to=made.dtype))
     note_form(result, KEY, VERSION, asdict(ConstantsRecord(found)))
@@ -127,8 +125,7 @@ def narrow(model: onnx.ModelProto) -> None:
         return
     forget_property(model, KEY)
     graph = model.graph
-    producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    readers = Counter(name for node in graph.node for name in reads_of(node))
+    producer, readers = links_of(graph)
 
     def is_cast(name: str, value: str) -> bool:
         node = graph.node[producer[name]] if name in producer else None
@@ -144,17 +141,11 @@ def narrow(model: onnx.ModelProto) -> None:
         node = graph.node[place]
         if {part.wide for part in each.operands} <= set(node.input):
             gone += [producer[part.value] for part in each.results]
-            _rename(node.input, {part.wide: part.value for part in each.operands})
-            _rename(node.output, {part.wide: part.value for part in each.results})
+            rename(node.input, {part.wide: part.value for part in each.operands})
+            rename(node.output, {part.wide: part.value for part in each.results})
     for place in sorted(gone, reverse=True):
         del graph.node[place]
     drop_unread(graph, {part.wide for each in record.widened.values() for part in each.operands})
-
-
-def _rename(names: Any, instead: Mapping[str, str]) -> None:
-    """Other names in the place of some, in place."""
-    for place, name in enumerate(names):
-        names[place] = instead.get(name, name)
 
 
 def constants_record(model: onnx.ModelProto) -> ConstantsRecord | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
 
 import onnx
 
@@ -41,9 +41,20 @@ def with_nodes(
 def reread(graph: onnx.GraphProto, instead: Mapping[str, str]) -> None:
     """Have all nodes read other values, by name, in place."""
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name in instead:
-                node.input[place] = instead[name]
+        rename(node.input, instead)
+
+
+def rename(names: MutableSequence[str], instead: Mapping[str, str]) -> None:
+    """Other names in the place of some, in place."""
+    for place, name in enumerate(names):
+        if name in instead:
+            names[place] = instead[name]
+
+
+def links_of(graph: onnx.GraphProto) -> tuple[dict[str, int], Counter[str]]:
+    """Where in a graph the node stands that computes each value, and how often each is read, captures included."""
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    return producer, Counter(name for node in graph.node for name in reads_of(node))
 
 
 def drop_unread(graph: onnx.GraphProto, values: Collection[str]) -> None:
