@@ -49,7 +49,7 @@ NUMBERS = {"float16": {"ROOT": "15784", "ONE": "15360", "HALF": "14336"},
 class ProductCase:
     """A product of ``rows`` by ``columns`` elements over ``depth``; or, with a ``window``, a convolution of ``rows``
     images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does;
-    ``turned``: whether the right operand has a row for each column; ``kind``: the type."""
+    ``transposed``: whether the right operand has a row for each column; ``kind``: the type."""
 
     name: str
     rows: int
@@ -59,7 +59,7 @@ class ProductCase:
     products: int = 1
     side: int = 0
     window: int = 0
-    turned: bool = False
+    transposed: bool = False
     kind: str = "float16"
 
     @property
@@ -91,7 +91,7 @@ class ProductCase:
             return (f"(T[{m},{k}] a, T[{k},{n}] b, T[{k},{n}] c) => (T[{m},{n}] y) "
                     "{ u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }")
         more = {"residual": f", T[{n}] c, T[{m},{n}] r", "gelu": f", T[{n}] c"}.get(self.follows, "")
-        right, product = (f"{n},{k}", "Gemm <transB = 1>") if self.turned else (f"{k},{n}", "MatMul")
+        right, product = (f"{n},{k}", "Gemm <transB = 1>") if self.transposed else (f"{k},{n}", "MatMul")
         return (f"(T[{m},{k}] a, T[{right}] b{more}) => (T[{m},{n}] y) "
                 f"{{ p = {product}(a, b) {FOLLOWS[self.follows]} }}")
 
@@ -108,9 +108,9 @@ CASES = (
     *_transformer("vit 32", 6304, 768, 3072), ProductCase("t5 projection", 2048, 512, 512),
     ProductCase("llama projection", 1024, 2048, 2048), ProductCase("llama down", 1024, 2048, 5632),
     ProductCase("llama gate", 1024, 5632, 2048, "gate", 2), ProductCase("large", 8192, 8192, 4096),
-    *(ProductCase(f"uneven {rows}, {depth} to {columns}{', turned' if turned else ''}", rows, columns, depth, "gelu",
-                  turned=turned)
-      for rows, depth, columns, turned in (
+    *(ProductCase(f"uneven {rows}, {depth} to {columns}{', transposed' if transposed else ''}", rows, columns, depth,
+                  "gelu", transposed=transposed)
+      for rows, depth, columns, transposed in (
           (8192, 180, 540, False), (8192, 180, 360, False), (8192, 360, 180, False), (8192, 180, 540, True),
           (4096, 770, 770, False), (4096, 770, 770, True), (65_536, 63, 256, True), (65_536, 319, 256, True),
           (65_536, 283, 128, True), (2048, 429, 429, True), (2048, 429, 1024, True), (2048, 429, 429, False),
@@ -160,7 +160,7 @@ def _bare(case: ProductCase) -> Callable[[], Any]:
     if not case.window:
         left, right = torch.randn(case.rows, case.depth, **kind), torch.randn(
             case.depth, case.columns * case.products, **kind)
-        if case.turned:
+        if case.transposed:
             right = torch.randn(case.columns, case.depth, **kind).T
         return lambda: torch.mm(left, right)
     images = torch.randn(case.rows, case.side, case.side, case.depth, **kind).permute(0, 3, 1, 2)

@@ -12,7 +12,7 @@ from test_schedules_product import product
 from onnxfuse.schedules.product_blocks import RESULT_ALONE, SHORTER
 
 PLAIN = "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"
-TURNED = "g (T[M,K] a, T[N,K] b, T[N] c) => (T[M,N] y) { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }"
+TRANSPOSED = "g (T[M,K] a, T[N,K] b, T[N] c) => (T[M,N] y) { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }"
 BESIDE = "g (T[M,K] a, T[K,N] b, T[M,N] r) => (T[M,N] y) { p = MatMul(a, b) y = Add(p, r) }"
 
 SIZES = {
@@ -33,7 +33,7 @@ def body(made: Made) -> str:
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("text", [PLAIN, TURNED, BESIDE], ids=["plain", "turned", "beside"])
+@pytest.mark.parametrize("text", [PLAIN, TRANSPOSED, BESIDE], ids=["plain", "transposed", "beside"])
 @pytest.mark.parametrize("case", SIZES)
 def test_sizes(case: str, text: str, kind: str) -> None:
     """Also of a model that runs at other sizes than it was planned for."""
@@ -46,8 +46,8 @@ def test_sizes(case: str, text: str, kind: str) -> None:
 @pytest.mark.parametrize(("text", "case", "copies"), [
     (PLAIN, "half a vector", ["copy_async_of<8>", "copy_async_of<8>"]), (PLAIN, "a quarter", ["copy_async_of<4>", "copy_async_of<4>"]),
     (PLAIN, "one by one", ["copy_shifted", "copy_shifted"]), (PLAIN, "the depth alone", ["copy_shifted", "copy_async("]),
-    (PLAIN, "the columns alone", ["copy_async(", "copy_shifted"]), (TURNED, "the depth alone", ["copy_shifted", "copy_shifted"]),
-    (TURNED, "the columns alone", ["copy_async(", "copy_async("]),
+    (PLAIN, "the columns alone", ["copy_async(", "copy_shifted"]), (TRANSPOSED, "the depth alone", ["copy_shifted", "copy_shifted"]),
+    (TRANSPOSED, "the columns alone", ["copy_async(", "copy_async("]),
 ])
 def test_operands_are_copied_by_what_lies_together(text: str, case: str, copies: list[str]) -> None:
     made, _ = made_for(text, "float16", case)
@@ -73,10 +73,10 @@ def test_pace(text: str, case: str, share: float | None) -> None:
 
 def test_results_that_are_stored_by_themselves_take_longer() -> None:
     sizes = {"M": 256, "K": 256}
-    one, other = (product(TURNED, planned=sizes | {"N": columns}).kernel for columns in (1024, 1023))
+    one, other = (product(TRANSPOSED, planned=sizes | {"N": columns}).kernel for columns in (1024, 1023))
     assert "specialised" in one.plan.variants[0].steps[0].kernel and one.pace and other.pace
     assert (one.pace.ends, other.pace.ends) == (0.0, pytest.approx(RESULT_ALONE * 128 * 64))
-    shorter = product(TURNED, planned=sizes | {"N": 1020}).kernel
+    shorter = product(TRANSPOSED, planned=sizes | {"N": 1020}).kernel
     assert shorter.pace and shorter.pace.ends == 0.0  # by vectors of four
     text = ("g (T[2,16,16,64] t, T[25,3,3,64] v) => (T[2,16,16,25] y) { x = Transpose<perm = [0,3,1,2]>(t) "
             "w = Transpose<perm = [0,3,1,2]>(v) c = Conv<pads = [1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }")

@@ -170,9 +170,9 @@ class _ProductWork:
         planned = self.lowered.binding.planned(self.request.sizes)
         found = [operand for operand in operands if operand is not None and operand.divides(planned)]
         alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
-        # Of integers no totals are taken on the way, and what has no 16 bits is not turned.
-        turned = self.parts.size != 2 and any(each.across for each in found)
-        return found if alike and not turned and not self.parts.has_zeros else []
+        # Of integers no totals are taken on the way, and what has no 16 bits is not transposed.
+        transposed = self.parts.size != 2 and any(each.across for each in found)
+        return found if alike and not transposed and not self.parts.has_zeros else []
 
     def kernel(self) -> Kernel:
         """All of it."""

@@ -1,8 +1,8 @@
 """Products of 8-bit integers: their blocks, and the text of their kernels.
 
 Tiles come as those of floats do, and lie as they lie in memory: an operand whose neighbours are not those that are
-summed over is turned when a warp takes it out of shared memory.  Sums are those of the numbers as they are; what zero
-points take off them follows from the totals of either operand's rows, which are summed up on the way.
+summed over is transposed when a warp takes it out of shared memory.  Sums are those of the numbers as they are; what
+zero points take off them follows from the totals of either operand's rows, which are summed up on the way.
 """
 
 from __future__ import annotations
