@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
 import region_times
 from common import table
 from region_times import NAMED, figure, timed_fusion, torch_beside, torch_microseconds, typed_command
@@ -63,7 +64,13 @@ class AttentionCase:
     @property
     def text(self) -> str:
         """The graph, heads and all."""
-        return self._text.replace("float16[", f"{self.kind}[")
+        return self._text.replace("float16", self.kind)
+
+    @property
+    def _scale(self) -> str:
+        """What scores are multiplied by, as the text of a graph has numbers of the type: float16 by their bits."""
+        scale = self.size ** -0.5
+        return str(scale if self.kind == "float" else int(np.float16(scale).view(np.uint16)))
 
     @property
     def _text(self) -> str:
@@ -78,11 +85,11 @@ class AttentionCase:
         return (
             f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
             f" => (float16[{b},{s},{h * d}] y) <int64[4] heads = {{0,0,{h},{d}}}, int64[3] joined = {{0,0,{h * d}}}, "
-            f"int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, int64[1] outer = {{1}}, "
-            f"int64[1] two = {{2}}, int64[5] e = {{1,1,{self.shared},1,1}}, int64[4] w = {{0,{h},-1,{d}}}> "
-            f"{{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
-            f"t = Transpose <perm = [0,1,3,2]> (kh) f = Constant <value_float = {d ** -0.5}> () g = CastLike(f, x) "
-            f"m = MatMul(q, t) a = Mul(m, g) {masked} p = Softmax <axis = -1> (c) o = MatMul(p, vh) "
+            f"int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, float16 scale = {{{self._scale}}}, "
+            f"int64[1] outer = {{1}}, int64[1] two = {{2}}, int64[5] e = {{1,1,{self.shared},1,1}}, "
+            f"int64[4] w = {{0,{h},-1,{d}}}> {{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
+            f"t = Transpose <perm = [0,1,3,2]> (kh) m = MatMul(q, t) a = Mul(m, scale) {masked} "
+            f"p = Softmax <axis = -1> (c) o = MatMul(p, vh) "
             f"z = Transpose <perm = [0,2,1,3]> (o) y = Reshape(z, joined) }}"
         )
 

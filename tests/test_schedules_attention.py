@@ -33,8 +33,8 @@ SPELLINGS = {
     "one head of keys for all": "g (T[B,4,S,16] q, T[B,1,16,K] k, T[B,1,K,24] v) => (T[B,4,S,24] y) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }",
     "scores that are scaled before": "g (T[N,S,40] q, T[N,K,40] k, T[N,K,40] v) => (T[N,S,40] y) <T f = {2}> "
                                      "{ a = Div(q, f) c = Div(k, f) t = Transpose<perm = [0,2,1]>(c) s = MatMul(a, t) p = Softmax(s) w = Mul(v, f) y = MatMul(p, w) }",
-    "a softmax in float32": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, float[S,K] bias) => (T[N,S,16] y) "
-                            "{ s = MatMul(q, k) f = Cast<to = 1>(s) b = Add(f, bias) p = Softmax(b) c = CastLike(p, v) y = MatMul(c, v) }",
+    "a softmax in float32": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, float[S,K] bias) => (T[N,S,16] y) <float part = {0.0625}>"
+                            "{ s = MatMul(q, k) f = Cast<to = 1>(s) e = Mul(f, part) b = Add(e, bias) p = Softmax(b) c = CastLike(p, v) y = MatMul(c, v) }",
     "segments of queries and keys": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, int64[S,1] a, int64[1,K] b, T[S,1] w) => (T[N,S,16] y) <T far = {-9}> "
                                     "{ s = MatMul(q, k) d = Add(s, w) m = Equal(a, b) o = Where(m, w, far) c = Add(d, o) p = Softmax(c) y = MatMul(p, v) }",
     "a boolean mask": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, bool[N,1,K] m) => (T[N,S,16] y) <T none = {-60000}> "

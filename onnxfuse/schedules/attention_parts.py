@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.scalars import TYPES
@@ -18,7 +18,7 @@ from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar, indices
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_visible import Visible, visible_keys
+from onnxfuse.schedules.attention_visible import Visible, simplified, visible_keys
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
@@ -230,6 +230,7 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
         return _refused("what follows the second product changes the number of its elements")
     result = puller.element(output, out)
     depth, (queries, (keys, factor)) = product(scores.summed), (sides[0], _factored(sides[1]))
+    softmax = replace(softmax, score=simplified(softmax.score, {}))
     return AttentionParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, queries, keys, operands[1],
         softmax, result, space.linear(out, output.shape), factor, visible_keys(softmax.score, puller),

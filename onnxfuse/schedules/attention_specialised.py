@@ -10,24 +10,18 @@ groups are done with it; these tell only even from odd.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.ir.scalars import FLOAT
-from onnxfuse.lowering.pull import Contracted
-from onnxfuse.schedules.attention_parts import AttentionParts, multiple_of
+from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
-from onnxfuse.schedules.attention_text import LARGEST, TOTAL, each_row, summed
+from onnxfuse.schedules.attention_softmax import each_row
 from onnxfuse.schedules.attention_together import PACKED, SCALED, SCORES, SUMS, TogetherText
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_maps import FIRST, Mapped
 from onnxfuse.schedules.product_specialised import AVAILABLE
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import added, indented, literal, unrolled
-
-LEAST_FACTOR, LARGEST_FACTOR = 2.0**-126, 2.0**16
-"""From which on it is a normal number, as minus infinity times zero is none; below which sums of 16-bit numbers times
-it are finite."""
 
 _ADVANCED = "if (++turn == stages) turn = 0, phase ^= 1;"
 _DONE = "if (lane == 0) of::arrive({});"
@@ -42,38 +36,10 @@ class SpecialisedAttentionText(TogetherText):
         self, parts: AttentionParts, operands: Sequence[Mapped], shape: SpecialisedAttentionShape, columns: int,
         sizes: Mapping[str, str], first: int
     ) -> None:
-        parts, self.factor = _unscaled(parts)
         super().__init__(parts, sizes, shape.keys, columns)
         self.operands, self.shape, self.first = operands, shape, first
         self.alone = shape.groups == 1
         self.repeats = self.visible is not None and self.visible.least is not None
-
-    def functors(self) -> list[str]:
-        """Powers of scores that are not scaled before."""
-        largest, _ = super().functors()
-        return [largest, "using Powers = of::ExpScaled;"]
-
-    def softmaxed(self, last: Sequence[str]) -> list[str]:
-        """With the factor of all scores in the exponent; a warp whose rows all have a maximum near zero takes one
-        instruction before a power."""
-        factor = f"constexpr float by = {literal(self.factor, FLOAT)} * Powers::log2_e;"
-        scaled = ["const float scale = Powers::{}(most[i][half], by, offset);", "most[i][half] = largest;",
-                  "float sum = 0.0f;"]
-
-        def way(offset: str, term: str, scale: str) -> list[str]:
-            return each_row([
-                f"const float largest = largests[half], offset = {offset};",
-                scaled[0].format(scale), *scaled[1:], *summed(f"Powers::{term}(power, by, offset)"), TOTAL, *last])
-
-        return [
-            "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
-            factor,
-            "float largests[2];",
-            "bool near = true;",
-            *each_row([*LARGEST, "largests[half] = largest, near &= Powers::near(largest * by);"]),
-            "if (__all_sync(0xffffffffu, near)) {", *indented(way("largest * by", "term", "scale")),
-            "} else {", *indented(way("Powers::offset(largest)", "far_term", "far_term")), "}",
-        ]
 
     def text(self) -> Body:
         """All of it."""
@@ -299,18 +265,3 @@ class SpecialisedAttentionText(TogetherText):
             *SCALED,
             *PACKED,
         ]
-
-
-def _unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
-    """An attention whose scores are the sums themselves, and what they are to be multiplied by, where that is all that
-    is done to scores which are not masked."""
-    visible = parts.visible
-    if visible is not None and visible.least is not None:
-        return parts, 1.0  # masked scores may count too
-    score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
-    factor *= parts.factor
-    if not isinstance(score, Contracted) or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
-        return parts, 1.0
-    masked = None if visible is None else replace(visible, score=score)
-    own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
-    return replace(parts, softmax=own, visible=masked, factor=1.0), factor

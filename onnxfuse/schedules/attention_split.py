@@ -8,7 +8,8 @@ After "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
 
 from __future__ import annotations
 
-from onnxfuse.schedules.attention_text import AttentionText, each_row
+from onnxfuse.schedules.attention_softmax import each_row
+from onnxfuse.schedules.attention_text import AttentionText
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
 
@@ -26,6 +27,8 @@ for at once."""
 class SplitText(AttentionText):
     """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
     of a chunk, and ``chunks``."""
+
+    scales = False
 
     @property
     def narrows(self) -> bool:
@@ -71,10 +74,12 @@ class SplitText(AttentionText):
 class JoinText(AttentionText):
     """The body of the second kernel, over the template's ``columns``, ``wide`` and ``idx``; a row a block."""
 
+    scales = False
+
     def text(self) -> Body:
         """All of it."""
         results, outer = self.results("sums[v]")
-        each, share = "; of_warp < warps; ++of_warp", "const float share = Powers::scale(mosts[of_warp], offset);"
+        each, share = "; of_warp < warps; ++of_warp", "const float share = Powers::share(mosts[of_warp], offset);"
         lines = [
             *self.functors(), *self._share(),
             "__syncthreads();",
@@ -125,7 +130,7 @@ class JoinText(AttentionText):
                 *unrolled(each, ["most = Largest::of(most, most_of[i]);"]),
                 "const float offset = Powers::offset(most);",
                 *unrolled(each, [
-                    "const float share = Powers::scale(most_of[i], offset);",
+                    "const float share = Powers::share(most_of[i], offset);",
                     "whole += whole_of[i] * share;",
                     *unrolled(column, unrolled("int v = 0; v < width; ++v", [
                         "sums[n][v] += sums_of[i][n][v] * share;"])),

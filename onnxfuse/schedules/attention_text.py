@@ -7,7 +7,7 @@ banks.  While a tile of keys is multiplied, the values come; while these are, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,17 +15,13 @@ from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules import attention_tf32 as tf32
 from onnxfuse.schedules.attention_parts import AttentionParts
+from onnxfuse.schedules.attention_softmax import POWERS, each_row, softmaxed, unscaled
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import computed, copied
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, literal, pointer, unrolled
-
-POWERS = "of::ExpSummed"
-"""What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
-maximum may overflow; no more than a unit of a power is rounded to 16 bits."""
-
 
 _TILES = (("rows", "depth", "m", "d"), ("keys", "depth", "k", "d"), ("keys", "columns", "k", "n"))
 """Of queries, keys and values: rows and columns of a tile, and the loops over them."""
@@ -55,9 +51,11 @@ class AttentionText:
     """Writes the body of a kernel whose blocks go over all keys that their queries see."""
 
     counts = "threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
+    scales = True
+    """Whether a factor of all scores goes to the exponent."""
 
     def __init__(self, parts: AttentionParts, sizes: Mapping[str, str]) -> None:
-        self.parts = parts
+        self.parts, self.factor = unscaled(parts) if self.scales else (parts, 1.0)
         self.sizes = Sizes(sizes)
         size = self._writer(parts.accesses[0].lanes).size
         self.extents = {name: size(extent) for name, extent in (
@@ -132,6 +130,7 @@ class AttentionText:
         return [
             "float sums[tiles][columns / 8][4] = {};",
             "float most[tiles][2], total[tiles][2] = {};",
+            "bool scaled = false;  // whether what was summed up before is to be scaled",
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
             *self._kept(),
@@ -300,22 +299,8 @@ class AttentionText:
         whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
         return [
             f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
-            *self.softmaxed(last),
+            *softmaxed(self.factor, last),
         ]
-
-    def softmaxed(self, last: Sequence[str]) -> list[str]:
-        """Lines that make powers of scores, row by row, and ``last``, which may use ``scale``: what was summed up
-        before is multiplied by it."""
-        return each_row([
-            "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
-            *LARGEST,
-            "const float offset = Powers::offset(largest), scale = Powers::scale(most[i][half], offset);",
-            "most[i][half] = largest;",
-            "float sum = 0.0f;",
-            *summed("Powers::term(power, offset)"),
-            TOTAL,
-            *last,
-        ])
 
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
@@ -425,31 +410,6 @@ def _products(across: bool, rounds: bool) -> list[str]:
     ]
 
 
-LARGEST = (
-    "float largest = most[i][half];",
-    "#pragma unroll",
-    "for (int n = 0; n < keys / 8; ++n)",
-    "  largest = Largest::of(largest, Largest::of(scores[i][n][half * 2], scores[i][n][half * 2 + 1]));",
-    "largest = of::reduce_lanes<Largest, 4>(largest);",
-)
-
-
-def summed(power: str) -> list[str]:
-    """Lines that make a row's powers of scores, and add them to ``sum``."""
-    return [
-        "#pragma unroll",
-        "for (int n = 0; n < keys / 8; ++n)",
-        "#pragma unroll",
-        "  for (int j = 0; j < 2; ++j) {",
-        "    float& power = scores[i][n][half * 2 + j];",
-        f"    power = {power};",
-        "    sum += power;",
-        "  }",
-    ]
-
-
-TOTAL = "total[i][half] = total[i][half] * scale + sum;"
-
 RESCALED = (
     "#pragma unroll",
     "for (int c = 0; c < columns / 8; ++c) sums[i][c][half * 2] *= scale, sums[i][c][half * 2 + 1] *= scale;",
@@ -485,8 +445,3 @@ def _each_score(body: Sequence[str]) -> list[str]:
     """A loop over the pairs of scores of a tile that a thread has of a row."""
     loops = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", body))
     return loops if body else []
-
-
-def each_row(body: Iterable[str]) -> list[str]:
-    """A loop over the rows that a thread has elements of."""
-    return unrolled("int i = 0; i < tiles; ++i", unrolled("int half = 0; half < 2; ++half", body))

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnxfuse.schedules.attention_parts import AttentionParts
-from onnxfuse.schedules.attention_text import RESCALED, AttentionText, each_row
+from onnxfuse.schedules.attention_softmax import each_row
+from onnxfuse.schedules.attention_text import RESCALED, AttentionText
 from onnxfuse.schedules.text import added, indented, unrolled
 
 INSTRUCTION_BYTES = 32
@@ -27,10 +28,7 @@ PACKED = (
         "powers[step][j] = of::pair_of<T>(from[0], from[1]);"])),
 )
 SCALED = (
-    "// Maxima seldom grow after the first tiles.",
-    "if (__any_sync(0xffffffffu, scales[0] != 1.0f || scales[1] != 1.0f)) {",
-    *indented(each_row(["const float scale = scales[half];", *RESCALED])),
-    "}",
+    "if (scaled) {", *indented(each_row(["const float scale = scales[half];", *RESCALED])), "}",
 )
 
 

@@ -133,7 +133,8 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
 
 
 def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
-    """An expression with tests of which the outcome is known, and what that decides, left out."""
+    """An expression with tests of which the outcome is known, what that decides, and what does nothing to numbers, left
+    out: zeros that are added, and roundings of what is computed on in a wider type."""
     return _Settling(known).of(scalar)
 
 
@@ -151,11 +152,14 @@ class _Settling:
         if not isinstance(scalar, Apply | Select):
             return scalar
         operands = tuple(map(self.of, scalar.operands))
+        decided = None if isinstance(scalar, Select) else _decided(scalar, operands)
+        if decided is not None:
+            return decided
         if all(one is other for one, other in zip(operands, scalar.operands, strict=True)):
             return scalar
         if isinstance(scalar, Select):
             return Select(scalar.dtype, scalar.exact, scalar.condition, (operands[0], operands[1]))
-        return _decided(scalar, operands) or Apply(scalar.dtype, scalar.exact, scalar.function, operands)
+        return Apply(scalar.dtype, scalar.exact, scalar.function, operands)
 
 
 def _decided(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
@@ -170,6 +174,10 @@ def _decided(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
                 return Constant(BOOL, True, deciding) if bool(number) is deciding else other
         return None
     known = [number for number in numbers if number is not None]
+    if scalar.function == "cast" and not TYPES[scalar.dtype].is_narrow and TYPES[scalar.dtype].is_floating:
+        inner = operands[0]
+        if isinstance(inner, Apply) and inner.function == "rounded":
+            return Apply(scalar.dtype, True, "narrow", inner.operands)
     if len(known) == len(numbers):
         number = _computed(scalar, known)
         return None if number is None else Constant(scalar.dtype, True, number)

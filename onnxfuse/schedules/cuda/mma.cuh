@@ -2,25 +2,21 @@
 // Every operation has a plain twin, for GPUs without it and for reading: it says which lane holds what.
 namespace of {
 
-// Powers that a product sums up: like Exp<true>, but that those are zero which float32 has no normal number for.
+// Powers that a product sums up, of numbers times `by`, which includes the logarithm: like Exp<true>, but that those are
+// zero which float32 has no normal number for.  2 ^ (x * by - offset) is one instruction before the power; the offset is a
+// rounded product, so that what rounding takes off is one factor for all, the scaled sum too.  That is no more than a
+// trifle for those that are `near`; under any other maximum differences come first.
 struct ExpSummed : Exp<true> {
-  static __device__ __forceinline__ float of(float x) { return exp2_approximate(x * 1.44269504f); }
-  static __device__ __forceinline__ float term(float x, float offset) { return of(x - offset); }
-  static __device__ __forceinline__ float scale(float before, float offset) { return of(before - offset); }
-};
-
-// The same of numbers times `by`, which includes the logarithm: 2 ^ (x * by - offset), one instruction before the power.
-// An offset is a rounded product, so that what rounding takes off is one factor for all, the scaled sum too.  That is no
-// more than a trifle for those that are `near`; under any other maximum differences come first.
-struct ExpScaled : Exp<true> {
   static constexpr float log2_e = 1.44269504f;
-  static __device__ __forceinline__ float of(float x) { return exp2_approximate(x); }
+  static constexpr float most = 8.0f;  // of an exponent, where a maximum is left: float16 has room for 256 of them
   static __device__ __forceinline__ bool near(float reduced) { return ::fabsf(reduced) < 8192.0f; }
-  static __device__ __forceinline__ float term(float x, float by, float offset) { return of(::fmaf(x, by, -offset)); }
-  static __device__ __forceinline__ float scale(float before, float by, float offset) {
-    return of(__fadd_rn(__fmul_rn(before, by), -offset));
+  static __device__ __forceinline__ float term(float x, float by, float offset) {
+    return exp2_approximate(::fmaf(x, by, -offset));
   }
-  static __device__ __forceinline__ float far_term(float x, float by, float offset) { return of((x - offset) * by); }
+  static __device__ __forceinline__ float far_term(float x, float by, float offset) {
+    return exp2_approximate((x - offset) * by);
+  }
+  static __device__ __forceinline__ float share(float before, float offset) { return far_term(before, log2_e, offset); }
 };
 
 // ---- 16 x 16 by 16 x 8 elements, added to 16 x 8 sums. ----
