@@ -202,3 +202,23 @@ def test_masks_made_of_little_are_computed_where_that_was_measured_faster(
     assert packed(unfuse(made.model)) == packed(parse(text))
     if taken:
         assert {node.verdict for node in verify(made, EmulatedRunner()).nodes} == {"passed"}
+
+
+@pytest.mark.parametrize("hidden_one", [False, True])
+def test_masks_that_are_known_to_hide_nothing_are_not_read(hidden_one: bool) -> None:
+    """A constant of truths, spread over a batch whose size is known when it runs; but for one."""
+    truths = ",".join(["1"] * 47 + ["0" if hidden_one else "1"])
+    mask = ("bs = Shape<end = 1>(x0) all = Concat<axis = 0>(bs, one, more, more) wide = Expand(seen, all) "
+            "mask = Where(wide, zero, least)")
+    text = model(mask).replace("[B,S,64]", "[B,48,64]").replace(
+        "int64[1] nil", f"bool[1,1,48,1] seen = {{{truths}}}, int64[1] one = {{1}}, int64[1] more = {{48}}, int64[1] nil")
+    made = fused(text, {"B": 64})
+    assert not hiding(made) and len(attentions(made)) == 2
+    known = [fusion for fusion in made.plan.fusions if fusion.rule == "attention"
+             and not {"mask", "seen"} & {value.name for value in fusion.tensors}]
+    reasons = [record.reason for record in made.plan.considered if record.verdict == "chosen" and record.nodes in {
+        fusion.view for fusion in known}]
+    assert len(known) == len(reasons) == (0 if hidden_one else 2)
+    assert all("it hides nothing" in reason for reason in reasons)
+    if known:
+        assert {node.verdict for node in verify(made, EmulatedRunner()).nodes} == {"passed"}

@@ -47,7 +47,7 @@ class LoweringContext:
         tensors: tensors by value, inputs and results alike.
         inputs: values that the kernel reads, in order.
         sized: values whose contents only decide sizes; they are operands of the body and not of the kernel.
-        inlined: constants that became numbers in the kernel's text.
+        inlined: constants that became numbers in the kernel's text: those of one element, and truths of one value.
     """
 
     opset: int
@@ -92,7 +92,7 @@ class LoweringContext:
             return self.tensors[value]
         dtype = self.dtype(value)
         made: Tensor
-        if value.constant is not None and value.constant.size == 1 and not read:
+        if value.constant is not None and not read and _is_one_number(value.constant):
             made = Fill(dtype, self.shape(value), number(value.constant))
             self.inlined.append(value)
         elif value.constant is None and dtype == INT64 and value.elements is not None and len(value.elements) == 1:
@@ -132,6 +132,13 @@ class LoweringContext:
                 "unknown-sizes", f"'{value.name}' must be constant here, and is {', '.join(map(str, sizes))}"
             )
         return tuple(size.value for size in sizes if size.value is not None)
+
+
+def _is_one_number(constant: np.ndarray) -> bool:
+    """Whether all elements are one number, as those of a mask that hides nothing are.  Weights are read, whatever they
+    are, so that layers which differ in theirs have one text."""
+    return constant.size == 1 or (constant.dtype == np.bool_ and constant.size > 1 and bool(
+        constant.all() or not constant.any()))
 
 
 def number(constant: np.ndarray) -> Number:

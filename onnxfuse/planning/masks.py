@@ -40,6 +40,9 @@ MOST_OPERATORS = 12
 COMPARE = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
 """Operators without one of which a mask compares no places."""
 
+COUNTS = frozenset({"CumSum", "EyeLike", "Range"})
+"""Operators whose results are places."""
+
 SMALLER = 8
 """How many times more bytes a mask has than what it is made of, from which on it may be better computed than read."""
 
@@ -47,6 +50,7 @@ BETTER = 0.98
 """Share of the time of the attention that reads it which it must stay under then: less is noise."""
 
 _PLACES = "It computes its mask from the places of queries and keys, and leaves out the keys that this hides."
+_NOTHING = "It reads no mask: what computes that shows that it hides nothing."
 _AGAIN = "It computes its mask again from what that is made of, which was measured to take less than reading it."
 
 
@@ -92,9 +96,12 @@ class _Masks:
         return self.known[region.view]
 
     def made(self, region: Region) -> Region | None:
-        """An attention with its masks; None where that leaves no keys out, and was not measured to take less time."""
+        """An attention with its masks; None where that leaves no keys out, shows none to hide nothing, and was not
+        measured to take less time."""
         made = self.offered(region)
-        return made if made is not None and (made.kernel.hides or _is_faster(made, region)) else None
+        if made is None or not (made.kernel.hides or _is_without(made, region) or _is_faster(made, region)):
+            return None
+        return made
 
     def _offered(self, region: Region) -> Region | None:
         if region.kernel.hides:
@@ -182,10 +189,11 @@ class _Masks:
         after = self._counted(found, {made.view: old for old, made in zip(
             (fusion for fusion in self.fusions if fusion.view in came), came.values(), strict=True)})
         stay = {fusion.view for fusion in after}
-        (first, *_) = came.values()
-        went = {fusion.view: (came.get(fusion.view, first), _words(came.get(fusion.view, first)))
+        words = {fusion.view: _words(came[fusion.view], fusion) for fusion in self.fusions if fusion.view in came}
+        (first, *_) = came
+        went = {fusion.view: (came.get(fusion.view, came[first]), words.get(fusion.view, words[first]))
                 for fusion in self.fusions if fusion.view not in stay}
-        return exchanged(share, after, {made.view: _words(made) for made in came.values()}, went)
+        return exchanged(share, after, {made.view: words[view] for view, made in came.items()}, went)
 
     def _needed(self, fusions: list[Region]) -> list[Region]:
         """The regions without those whose results nobody needs any more."""
@@ -243,8 +251,18 @@ def _may_hide(region: Region) -> bool:
     return schedule is not None and schedule.hides
 
 
-def _words(region: Region) -> str:
-    return _PLACES if region.kernel.hides else _AGAIN
+def _words(made: Region, region: Region) -> str:
+    """Why an attention computes its masks, which ``region`` reads."""
+    if made.kernel.hides:
+        return _PLACES
+    return _NOTHING if _is_without(made, region) else _AGAIN
+
+
+def _is_without(made: Region, region: Region) -> bool:
+    """Whether a region that computes masks reads nothing in the place of one that another reads, and counts no places:
+    then that is a number, which is nothing where it is zero."""
+    less = {value.name for value in made.tensors} < {value.name for value in region.tensors}
+    return less and not any(node.op in COMPARE or node.op in COUNTS for node in made.beside)
 
 
 def _microseconds(region: Region) -> float | None:
