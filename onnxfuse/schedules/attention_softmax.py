@@ -19,9 +19,9 @@ POWERS = "of::ExpSummed"
 """What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
 maximum may overflow; no more than a unit of a power is rounded to 16 bits."""
 
-LEAST_FACTOR, LARGEST_FACTOR = 2.0**-126, 2.0**16
-"""From which on it is a normal number, as minus infinity times zero is none; below which sums of 16-bit numbers times
-it are finite."""
+LEAST_FACTOR, LARGEST_FACTOR = 2.0**-120, 2.0**16
+"""From which on it is a normal number, as minus infinity times zero is none, and what a score may be above a maximum is
+finite; below which sums of 16-bit numbers times it are."""
 
 
 def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
@@ -39,15 +39,20 @@ def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
     return replace(parts, softmax=own, visible=masked, factor=1.0), factor
 
 
-def softmaxed(factor: float, last: Sequence[str]) -> list[str]:
-    """Lines that make powers of the scores of a tile times ``factor``; ``last`` scales what was summed up of a row
-    before by ``scale``, or keeps that for the line that does where the warp's ``scaled`` says so.
-
-    Where the maxima of all rows of a warp are near zero, one instruction comes before a power.
-    """
+def begun(factor: float) -> list[str]:
+    """Lines before those of ``maxima`` and ``powers``, whose scores are times ``factor``."""
     return [
-        "// Their powers, under a maximum that no score is far above; what was summed up under another is scaled.",
         f"constexpr float by = {literal(factor, FLOAT)} * Powers::log2_e, above = Powers::most / by;",
+        "bool scaled = false;  // whether what was summed up before is to be scaled",
+        "bool near = true;  // whether a warp's maxima are near zero, so that one instruction comes before a power",
+    ]
+
+
+def maxima(last: Sequence[str]) -> list[str]:
+    """Lines that find maxima which no score of a tile is far above; ``last`` scales what was summed up of a row before
+    by ``scale``, or keeps that for the line that does where the warp's ``scaled`` says so."""
+    return [
+        "// Maxima that no score is far above; what was summed up under others is scaled.",
         "float largests[tiles][2];",
         "scaled = false;",
         *each_row([
@@ -55,12 +60,12 @@ def softmaxed(factor: float, last: Sequence[str]) -> list[str]:
             *unrolled("int n = 0; n < keys / 8; ++n", [
                 "largest = Largest::of(largest, Largest::of(scores[i][n][half * 2], scores[i][n][half * 2 + 1]));"]),
             "largests[i][half] = largest;",
-            "scaled |= !(largest < most[i][half] + above && Powers::near(most[i][half] * by));",
+            "scaled |= !(largest < most[i][half] + above);",
         ]),
         "scaled = __any_sync(0xffffffffu, scaled);",
-        "bool near = true;",
         "if (scaled) {",
         *indented([
+            "near = true;",
             *each_row([
                 "const float largest = of::reduce_lanes<Largest, 4>(Largest::of(most[i][half], largests[i][half]));",
                 "largests[i][half] = largest, near &= Powers::near(largest * by);",
@@ -75,21 +80,29 @@ def softmaxed(factor: float, last: Sequence[str]) -> list[str]:
             ]),
         ]),
         "}",
-        "if (near) {", *indented(_powers("most[i][half] * by", "term")),
-        "} else {", *indented(_powers("Powers::offset(most[i][half])", "far_term")), "}",
     ]
 
 
-def _powers(offset: str, term: str) -> list[str]:
-    """Lines that make the powers of all rows, and add them to ``total``."""
+def powers(packed: Sequence[str] = ()) -> list[str]:
+    """Lines that make powers of scores under these, and add them to ``total``; ``packed`` keeps a ``pair`` of them."""
+    return [
+        "if (near) {", *indented(_powers("most[i][half] * by", "term", packed)),
+        "} else {", *indented(_powers("Powers::offset(most[i][half])", "far_term", packed)), "}",
+    ]
+
+
+def _powers(offset: str, term: str, packed: Sequence[str]) -> list[str]:
     return each_row([
         f"const float offset = {offset};",
         "float sum = 0.0f;",
-        *unrolled("int n = 0; n < keys / 8; ++n", unrolled("int j = 0; j < 2; ++j", [
-            "float& power = scores[i][n][half * 2 + j];",
-            f"power = Powers::{term}(power, by, offset);",
-            "sum += power;",
-        ])),
+        *unrolled("int n = 0; n < keys / 8; ++n", [
+            "float* const pair = &scores[i][n][half * 2];",
+            *unrolled("int j = 0; j < 2; ++j", [
+                f"pair[j] = Powers::{term}(pair[j], by, offset);",
+                "sum += pair[j];",
+            ]),
+            *packed,
+        ]),
         "total[i][half] += sum;",
     ])
 

@@ -16,7 +16,7 @@ from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
 from onnxfuse.schedules.attention_softmax import each_row
-from onnxfuse.schedules.attention_together import PACKED, SCALED, SCORES, SUMS, TogetherText
+from onnxfuse.schedules.attention_together import SCALED, SCORES, SUMS, TogetherText
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_maps import FIRST, Mapped
 from onnxfuse.schedules.product_specialised import AVAILABLE
@@ -198,8 +198,8 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_done<0>();",
             "of::hold(scores[0]);",
             _DONE.format("keys_met + turn"),
-            f"softmax({self.begin});",
-            *PACKED,
+            f"maximum({self.begin});",
+            "power();",
             "int before = turn, phase_before = phase;  // the stage of the values of the tile before",
             _ADVANCED,
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys) {{",
@@ -257,11 +257,11 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_done<1>();",
             "of::hold(scores[0]);",
             _DONE.format("keys_met + turn"),
-            "softmax(start);",
+            "maximum(start);",
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",
             _DONE.format("values_met + before"),
             *SCALED,
-            *PACKED,
+            "power();",
         ]

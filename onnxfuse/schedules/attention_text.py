@@ -15,7 +15,7 @@ from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules import attention_tf32 as tf32
 from onnxfuse.schedules.attention_parts import AttentionParts
-from onnxfuse.schedules.attention_softmax import POWERS, each_row, softmaxed, unscaled
+from onnxfuse.schedules.attention_softmax import POWERS, begun, each_row, maxima, powers, unscaled
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -130,7 +130,7 @@ class AttentionText:
         return [
             "float sums[tiles][columns / 8][4] = {};",
             "float most[tiles][2], total[tiles][2] = {};",
-            "bool scaled = false;  // whether what was summed up before is to be scaled",
+            *begun(self.factor),
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
             *self._kept(),
@@ -246,6 +246,7 @@ class AttentionText:
                 "float scores[tiles][keys / 8][4] = {};",
                 *_products(self.across, self.parts.rounds),
                 *self.scored(RESCALED),
+                *powers(),
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
                 "__syncthreads();",
@@ -279,7 +280,7 @@ class AttentionText:
         return f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({self.extents['m']} - 1));"
 
     def scored(self, last: Sequence[str]) -> list[str]:
-        """Lines from products to powers, row by row, and ``last``, which may scale what was summed up by ``scale``."""
+        """Lines from products to scores and their maxima, row by row; ``last``: see ``maxima``."""
         length, score, visible = self.extents["k"], self.parts.softmax.score, self.visible
         kept = [f"const {kind} {name} = kept_{name}[i][half];" for kind, name in self._unmasked.constants]
         if visible is None:
@@ -299,7 +300,7 @@ class AttentionText:
         whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
         return [
             f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
-            *softmaxed(self.factor, last),
+            *maxima(last),
         ]
 
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnxfuse.schedules.attention_parts import AttentionParts
-from onnxfuse.schedules.attention_softmax import each_row
+from onnxfuse.schedules.attention_softmax import each_row, powers
 from onnxfuse.schedules.attention_text import RESCALED, AttentionText
-from onnxfuse.schedules.text import added, indented, unrolled
+from onnxfuse.schedules.text import added, indented
 
 INSTRUCTION_BYTES = 32
 """Of each row that one instruction multiplies."""
@@ -21,12 +21,9 @@ _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
-PACKED = (
-    "// They are the left operand of the second product.",
-    *unrolled("int step = 0; step < keys / 16; ++step", unrolled("int j = 0; j < 4; ++j", [
-        "const float* const from = &scores[0][2 * step + j / 2][j % 2 * 2];",
-        "powers[step][j] = of::pair_of<T>(from[0], from[1]);"])),
-)
+PACKED = ("powers[n / 2][n % 2 * 2 + half] = of::pair_of<T>(pair[0], pair[1]);",)
+"""They are the left operand of the second product."""
+
 SCALED = (
     "if (scaled) {", *indented(each_row(["const float scale = scales[half];", *RESCALED])), "}",
 )
@@ -73,8 +70,8 @@ class TogetherText(AttentionText):
             *self._following(self.begin, "value_tile", "key_tile + key_place"),
             "of::products_done<0>();",
             "of::hold(scores[0]);",
-            f"softmax({self.begin});",
-            *PACKED,
+            f"maximum({self.begin});",
+            "power();",
             "int turn = 0;  // the place of the values of the tile before",
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
             *indented(self._step()),
@@ -100,20 +97,22 @@ class TogetherText(AttentionText):
             *self._following("start", "value_tile + (1 - turn) * value_place", "key_tile + turn * key_place"),
             "of::products_done<1>();",
             "of::hold(scores[0]);",
-            "softmax(start);",
+            "maximum(start);",
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",
             *SCALED,
-            *PACKED,
+            "power();",
         ]
 
     def _softmax(self) -> list[str]:
-        """What holds a tile's scores and powers, and what makes these of those."""
+        """What holds a tile's scores and powers, and what makes these of those: once the products of the powers before
+        are done, which is while maxima are found."""
         return [
             "float scores[tiles][keys / 8][4], scales[2];",
             "unsigned powers[keys / 16][4];",
-            "const auto softmax = [&](idx start) {", *indented(self.scored(["scales[half] = scale;"])), "};",
+            "const auto maximum = [&](idx start) {", *indented(self.scored(["scales[half] = scale;"])), "};",
+            "const auto power = [&] {", *indented(powers(PACKED)), "};",
         ]
 
     def _following(self, start: str, values: str, keys: str) -> list[str]:
