@@ -53,6 +53,7 @@ from onnxfuse.schedules.kernel import (
     targets,
     vector_guards,
     vector_loads,
+    walk,
 )
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_maps import Mapped, laid, map_parameter
@@ -61,8 +62,9 @@ from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Sou
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED
 
-TOGETHER_SHARE = 0.25
-"""Of the rate of large tiles of products that blocks reach whose warps multiply together (H100)."""
+TOGETHER_SHARE, SPECIALISED_SHARE = 0.25, 0.4
+"""Of the rate of large tiles of products that blocks reach whose warps multiply together (H100), and those of which one
+warp copies (H200)."""
 
 ROUNDED_SHARE, ROUNDED_ALONE = 0.14, 0.09
 """The same of float32, whose warps multiply by themselves, and where a multiprocessor has one block alone."""
@@ -83,13 +85,17 @@ SPECIALISED = ((3, 128), (3, 96), (3, 64), (2, 176), (2, 128), (2, 96), (2, 80),
 """Groups that multiply, and keys of a tile, of blocks with a warp that copies."""
 
 OF_HEAD = {64: (1, 64), 128: (2, 128), 256: (2, 64)}
-"""Of these the one that suits heads of up to so many columns."""
+"""Of these the one that suits heads of up to so many columns, where keys are hidden or masks are read."""
+
+OF_BARE_HEAD = {64: (3, 128), 96: (3, 96), 128: (3, 64), 256: (2, 64)}
+"""The same where neither is (H200)."""
 
 LEAST_TILE, MOST_TILE = 48, 176
 """Keys of a tile that divides few keys evenly."""
 
-LONG = 2048
-"""Queries and keys from which on they are taken unmeasured."""
+LONG, LONG_BARE = 2048, 1024
+"""Queries and keys from which on they are taken unmeasured, and where no keys are hidden and no masks read: those of
+1,024 keys were read quicker by blocks of which a multiprocessor holds more (H200)."""
 
 TEMPLATE = ("warps", "tiles", "keys", "depth", "columns", "wide")
 
@@ -224,10 +230,12 @@ class _AttentionWork:
     def long(self, sizes: Mapping[str, int]) -> SpecialisedAttentionShape | None:
         """Such blocks where many queries meet many keys, which were quicker so in every case that was measured."""
         rows, _, keys = _planned(self.parts, sizes)
-        if min(rows or 0, keys or 0) < LONG:
+        bare = self.parts.visible is None and not any(
+            isinstance(each, Load) for each in walk([self.parts.softmax.score]))
+        if min(rows or 0, keys or 0) < (LONG_BARE if bare else LONG):
             return None
         head = max(self.depth, self.columns)
-        groups, tile = next(block for most, block in OF_HEAD.items() if head <= most)
+        groups, tile = next(block for most, block in (OF_BARE_HEAD if bare else OF_HEAD).items() if head <= most)
         shape = SpecialisedAttentionShape(WARPS * groups, 1, tile)
         return shape if shape in self.specialised(sizes) else None
 
@@ -381,7 +389,9 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
 def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int) -> Pace:
     """Of so many blocks, each of which goes through so many tiles of keys."""
     flops, turns = 2 * shape.rows * shape.keys * (work.depth + work.columns), -(-blocks // HOPPER_HAS)
-    share = (ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE) if work.parts.rounds else TOGETHER_SHARE
+    share = SPECIALISED_SHARE if isinstance(shape, SpecialisedAttentionShape) else TOGETHER_SHARE
+    if work.parts.rounds:
+        share = ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE
     return Pace(turns, stages, flops, share)
 
 
