@@ -112,8 +112,8 @@ TILE_ROWS = 16
 class Attention(Schedule):
     """Two products with a softmax between them.
 
-    On an H100 140 to 310 TFLOP/s from a few hundred queries on, 410 to 650 from two thousand on, of the 750 that a
-    large product has, less of fewer; 0.96 times as long as PyTorch's fastest in the mean (benchmarks/results).
+    On an H200 140 to 350 TFLOP/s from a few hundred queries on, 390 to 720 from two thousand on, of the 750 that a
+    large product has, less of fewer; 0.85 times as long as PyTorch's fastest in the mean (benchmarks/results).
     """
 
     name = "attention"
