@@ -49,6 +49,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased
+from onnxfuse.provider.lacking import lacks_kernel
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import (
     Folded,
@@ -70,7 +71,8 @@ MOST_FORESEEN = 820
 and more."""
 
 LAYS_OUT = 0.1
-"""Share of its time that ONNX Runtime lays images out in of a larger graph that is planned channels-last alone."""
+"""Share of its time on the GPU that ONNX Runtime lays images out in of a larger graph that is planned channels-last
+alone."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +341,7 @@ class Drafting:
             return form
         if len(form.canonical.graph.nodes) <= MOST_FORESEEN:
             return form
-        unfused, _ = form.costs.unfused(form.graph.nodes)
+        unfused, _ = form.costs.unfused(node for node in form.graph.nodes if not lacks_kernel(node))
         if laying_seconds(form.graph.nodes, form.costs) < LAYS_OUT * unfused:
             return form
         return self.forming.channels_last(form, self.objective.tf32)

@@ -1,8 +1,9 @@
-"""Operators that enlarge images, in float64, as the standard and ONNX Runtime have them."""
+"""Operators that enlarge and sample images, in float64, as the standard and ONNX Runtime have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +72,29 @@ def resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, sc
         }[attributes.get("nearest_mode", b"round_prefer_floor").decode()]
         x = np.take(x, np.clip(rounded(place_of(np.arange(size))), 0, max(before - 1, 0)).astype(np.int64), axis)
     return x
+
+
+def grid_sample(attributes: Mapping, opset: int, x: Array, grid: Array) -> Array:
+    """Element by element: between its neighbours, each as the padding has it."""
+    mode, padding = attributes.get("mode", b"linear"), attributes.get("padding_mode", b"zeros")
+    aligned, sizes = attributes.get("align_corners", 0), x.shape[2:]
+    result = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
+    for place in np.ndindex(grid.shape[0], *grid.shape[1:-1]):
+        exact = [(n + 1) / 2 * (size - 1) if aligned else ((n + 1) * size - 1) / 2
+                 for n, size in zip(grid[place][::-1], sizes, strict=True)]
+        corners = [[(round(p), 1.0)] if mode == b"nearest" else
+                   [(int(np.floor(p)), 1 - p + np.floor(p)), (int(np.floor(p)) + 1, p - np.floor(p))] for p in exact]
+        for taps in product(*corners):
+            at = [_padded(tap, size, padding, aligned) for (tap, _), size in zip(taps, sizes, strict=True)]
+            if None not in at:
+                share = np.prod([weight for _, weight in taps])
+                result[(place[0], slice(None), *place[1:])] += share * x[(place[0], slice(None), *at)]
+    return result
+
+
+def _padded(place: int, size: int, padding: bytes, aligned: int) -> int | None:
+    if padding == b"zeros":
+        return place if 0 <= place < size else None
+    while padding == b"reflection" and not 0 <= place < size:
+        place = -place - 1 + aligned if place < 0 else 2 * size - 1 - aligned - place
+    return min(max(place, 0), size - 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 from reference_images import channels as _channels
-from reference_images import conv_transpose, resize
+from reference_images import conv_transpose, grid_sample, resize
 from reference_quantised import dequantize, dynamic_quantize, integers_to_floats, qgemm, quantize
 from reference_recurrent import layer
 
@@ -401,6 +401,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "ScatterND"): _scatter_nd,
     ("", "ScatterElements"): _scatter_elements,
     ("", "Resize"): resize,
+    ("", "GridSample"): grid_sample,
     ("", "OneHot"): _one_hot,
     ("", "GlobalAveragePool"): _global_pool("average"),
     ("", "GlobalMaxPool"): _global_pool("max"),

@@ -316,6 +316,17 @@ CASES: tuple[Case, ...] = (
          "{ d = Shape(x) s = Mul(d, f) y = Resize<mode = \"linear\", coordinate_transformation_mode=\"pytorch_half_pixel\">(x, , , s) }",
          sizes=({"N": 2, "H": 3, "I": 9, "W": 5, "J": 10}, {"N": 1, "H": 1, "I": 3, "W": 1, "J": 2})),
     Case("linear resize along three axes", "g (T[1,2,3,4,5] x) => (T[1,2,6,8,5] y) <float[3] s = {2,2,1}> { y = Resize<mode = \"linear\", axes = [2,3,4]>(x, , s) }", sizes=({},)),
+    *(Case(f"grid sample, {mode}, {padding}, corners {aligned}", "g (T[N,3,H,5] x, T[N,2,P,2] grid) => (T[N,3,2,P] y) "
+           f"{{ a = GridSample<mode=\"{mode}\", padding_mode=\"{padding}\", align_corners={aligned}>(x, grid) y = Neg(a) }}",
+           ("float", "float16", "bfloat16") if (mode, padding) == ("linear", "zeros") else ("float",),
+           sizes=({"N": 2, "H": 4, "P": 33}, {"N": 1, "H": 2 if padding == "reflection" else 1, "P": 31}), inputs={"grid": within(-2.5, 2.5)})
+      for mode in ("linear", "nearest") for padding in ("zeros", "border", "reflection") for aligned in (0, 1)),
+    Case("grid sample of opset 16", "g (T[N,2,4,4] x, T[N,3,4,2] grid) => (T[N,2,3,4] y) { y = GridSample<mode=\"bilinear\">(x, grid) }",
+         opset=16, inputs={"grid": within(-1.1, 1.1)}),
+    Case("grid sample along three axes", "g (T[N,2,3,4,5] x, T[N,2,3,4,3] grid) => (T[N,2,2,3,4] y) { y = GridSample(x, grid) }",
+         inputs={"grid": within(-1.2, 1.2)}),
+    Case("grid sample along one axis", "g (T[N,2,5] x, T[N,7,1] grid) => (T[N,2,7] y) { y = GridSample<padding_mode=\"border\">(x, grid) }",
+         inputs={"grid": within(-1.2, 1.2)}),
     Case("one hot", "g (int64[N,3] i, T[2] v) => (T[N,3,7] a, T[N,7,3] b) <int64 d = {7}> "
          "{ a = OneHot(i, d, v) b = OneHot<axis=1>(i, d, v) }", ("float", "float16", "int32", "bool"), inputs={"i": below(9, -9)}),
     Case("one hot of other types", "g (int32[N] i, T[N] j) => (float[N,7] a, float[7,N] b) <int32 d = {7}, float[2] v = {-1, 2}> "

@@ -169,6 +169,14 @@ REFUSALS = [
      "repeated-places", "ScatterElements writes a place more than once"),
     ("g (bool[N,5] x, bool[1,5] u) => (bool[N,5] y) <int64[1,1] i = {1}> { y = ScatterND<reduction=\"mul\">(x, i, u) }",
      "unsupported-mode", "a ScatterND of this type with the reduction 'mul' has no kernel"),
+    ("g (float[1,2,4,4] x, float[1,3,3,2] p) => (float[1,2,3,3] y) { y = GridSample<mode=\"cubic\">(x, p) }",
+     "unsupported-mode", "a GridSample in mode 'cubic', padded by 'zeros', has no kernel"),
+    ("g (float[1,2,2,2,2,2] x, float[1,3,1,1,1,4] p) => (float[1,2,3,1,1,1] y) { y = GridSample(x, p) }",
+     "unsupported-mode", "a GridSample along 4 axes has no kernel"),
+    ("g (int32[1,2,4,4] x, float[1,3,3,2] p) => (int32[1,2,3,3] y) { y = GridSample<mode=\"nearest\">(x, p) }",
+     "unsupported-type", "a GridSample of what are no floats has no kernel"),
+    ("g (float[1,2,4,4] x, float[1,3,3,2] p) => (float[1,2,3,3] y) { e = Exp(x) y = GridSample(e, p) }",
+     "computed-again", "what a GridSample reads would be computed again for each element that is made of it"),
     ("g (float[\"@L\"] x) => (float[\"@L\"] y) { y = Neg(x) }", "reserved-name",
      "a size of 'x' has a name that begins with '@', as only loop variables of kernels may"),
     ("g (float[N] x) => (float[N] y) { " + " ".join(
@@ -197,3 +205,24 @@ def test_a_linear_resize_of_what_is_no_number(way: str, sizes: tuple[int, int]) 
     (expected,) = session.run(None, {"x": x})
     (found,) = run_plan(made.kernel.plan, made.kernel.source, [x])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_a_grid_sample_at_the_edge(mode: str, padding: str) -> None:
+    """Elements and what is past the border weigh as ONNX Runtime has it, those too that are no number; a place that is
+    none, or lies nowhere near, reads nothing outside."""
+    from emulator import run_plan
+
+    made = make("g (float[1,1,3,4] x, float[1,1,P,2] p) => (float[1,1,1,P] y) "
+                f"{{ y = GridSample<mode = \"{mode}\", padding_mode = \"{padding}\">(x, p) }}")
+    x = np.random.default_rng(0).standard_normal((1, 1, 3, 4)).astype(np.float32)
+    x[0, 0, 0, 0], x[0, 0, 1, 2], x[0, 0, 2, 3] = np.inf, np.nan, -np.inf
+    along = [-3.0, -1.5, -1.25, -1.0, -0.75, -0.5, -0.3, 0.0, 0.25, 0.75, 0.9999999, 1.0, 1.0000001, 1.25, 2.5]
+    grid = np.array([(one, other) for one in along for other in along], np.float32)[None, None]
+    session = onnxruntime.InferenceSession(made.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x, "p": grid})
+    (found,) = run_plan(made.kernel.plan, made.kernel.source, [x, grid])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    grid[0, 0, :4] = [(np.nan, 0), (0, np.inf), (-1e30, 1e30), (-np.inf, np.nan)]
+    run_plan(made.kernel.plan, made.kernel.source, [x, grid])  # the emulator sees what is read outside

@@ -357,6 +357,14 @@ def test_large_graphs_are_planned_once(share: float, monkeypatch: pytest.MonkeyP
     assert (layout_record(found.model) is not None) is (share < 1) and len(made) == 1
 
 
+def test_what_the_cpu_takes_says_nothing_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the GPU takes images are much that are laid out, however long others wait for the CPU."""
+    monkeypatch.setattr(forms, "MOST_FORESEEN", 3)
+    beside = IMAGES.replace("N,", "16,").replace("b) =>", "b, float16[16,224,224,2] p) =>").replace(
+        "x6) {", "x6, float16[16,64,224,224] y) { y = GridSample(x0, p)")
+    assert layout_record(fuse(images(beside), {}).model) is not None
+
+
 UP = """g (float16[N,256,32,32] x, float16[256,128,{size},{size}] w, float16[128] b, float16[64,128,3,3] v)
  => (float16[N,64,64,64] y) {{ c = ConvTranspose<strides = [2,2], pads = {pads}>(x, w, b) r = Relu(c)
  d = Conv<pads = [1,1,1,1]>(r, v) y = Relu(d) }}"""

@@ -4,10 +4,10 @@ elementwise.py    one scalar function an element       activations.py   those ma
 quantization.py   between floats and small integers    reductions.py    sums, maxima, means
 norms.py          softmax and norms                    views.py         another shape or order
 pieces.py         cut, joined, padded, repeated        indexing.py      picked by index or value
-resizing.py       enlarged and shrunk
+resizing.py       enlarged and shrunk                  sampling.py      at places that are computed
 making.py         from sizes, numbers or chance        products.py      matrix products, attention
 recurrent.py      LSTM, GRU and plain layers
-convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
+convolutions.py   and pooling                         opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
 attending.py      what attention means as tensors
 microsoft.py      ONNX Runtime's own domain, and the canonical view's
@@ -33,6 +33,7 @@ from onnxfuse.operators import (
     recurrent,
     reductions,
     resizing,
+    sampling,
     views,
 )
 from onnxfuse.operators.classes import classify, is_deterministic
@@ -51,5 +52,5 @@ __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
     "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
     "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
-    "recurrent", "reductions", "resizing", "views",
+    "recurrent", "reductions", "resizing", "sampling", "views",
 ]

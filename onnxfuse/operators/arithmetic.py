@@ -6,8 +6,8 @@
   divisions and roots, 8 for exponentials and their kin, 16 for general powers: what they take of a GPU's arithmetic,
   roughly.
 - A reduction counts its cost an input element; softmax and norms count what their formulas hold an element.
-- A Resize counts twice the elements that each of the output's is made of, where that is not the nearest alone; a
-  scatter that sums, multiplies or compares counts each update.
+- A Resize or GridSample counts twice the elements that each of the output's is made of, where that is not the nearest
+  alone; a scatter that sums, multiplies or compares counts each update.
 - Casts, copies, transposes, gathers and other views count nothing.
 """
 

@@ -28,8 +28,9 @@ def classify(node: Node, graph: Graph) -> OperatorClass:
 
 
 def mixes(node: Node) -> bool:
-    """Whether a node is a Resize that makes each element of several, and so no view."""
-    return node.op == "Resize" and not node.domain and node.attributes.get("mode", "nearest") != "nearest"
+    """Whether a node is a Resize or a GridSample that makes each element of several, and so no view."""
+    own = {"Resize": "nearest", "GridSample": "linear"}.get(node.op)
+    return own is not None and not node.domain and node.attributes.get("mode", own) != "nearest"
 
 
 def _elementwise(node: Node) -> OperatorClass:

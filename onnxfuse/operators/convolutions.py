@@ -131,11 +131,6 @@ def nhwc_conv_types(context: TypeContext) -> list[Type]:
     return [Type(context.dtype(), (shape[0], *sliding(context, shape[1:-1], weight[1:-1]), weight[0]))]
 
 
-def grid_sample_types(context: TypeContext) -> list[Type]:
-    shape, grid = context.shape(0), context.shape(1)
-    return [Type(context.dtype(), None if shape is None or grid is None else (*shape[:2], *grid[1:-1]))]
-
-
 def roi_align_types(context: TypeContext) -> list[Type]:
     shape, rois = context.shape(0), context.shape(1)
     if shape is None or rois is None:
@@ -197,8 +192,6 @@ define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, ari
        runtime=PLAIN)
 define("LpPool", kind=OPAQUE, types=pool_types, lowering=None, arithmetic=_pool_arithmetic, host=(), runtime=PLAIN,
        random=False)
-opaque("GridSample", types=grid_sample_types, host=(), random=False)
-opaque("GridSample", domain=MICROSOFT, types=grid_sample_types, host=(), random=False)
 opaque("RoiAlign", types=roi_align_types, host=(), random=False)
 opaque("MaxRoiPool", types=max_roi_pool_types, host=(), random=False)
 opaque("AffineGrid", types=None, host=(1,), random=False)

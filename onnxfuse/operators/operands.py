@@ -7,7 +7,7 @@ import numpy as np
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.ir.context import LoweringContext, Unlowerable
 from onnxfuse.ir.scalars import UINT8
-from onnxfuse.ir.tensors import Tensor
+from onnxfuse.ir.tensors import Expand, Fill, Input, Map, Permute, Reshape, Slice, Tensor
 from onnxfuse.refusal import Refusal
 
 
@@ -73,3 +73,17 @@ def shape_operands(node: Node, context: LoweringContext, first: int) -> None:
     for value in node.inputs[first:]:
         if value is not None:
             context.note_size(value)
+
+
+def is_computed(tensor: Tensor) -> bool:
+    """Whether a region computes a tensor, rather than reads it, however it lies."""
+    while True:
+        match tensor:
+            case Input() | Fill():
+                return False
+            case Permute() | Reshape() | Slice() | Expand():
+                tensor = tensor.operand
+            case Map(function="narrow"):
+                (tensor,) = tensor.operands
+            case _:
+                return True

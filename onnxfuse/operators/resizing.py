@@ -13,21 +13,9 @@ from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, reshape, size_of, test, wide
 from onnxfuse.ir.scalars import INT64, TYPES
-from onnxfuse.ir.tensors import (
-    Expand,
-    Fill,
-    Input,
-    Iota,
-    Map,
-    Permute,
-    Reshape,
-    Slice,
-    Take,
-    Tensor,
-    scalar,
-)
+from onnxfuse.ir.tensors import Iota, Map, Reshape, Take, Tensor, scalar
 from onnxfuse.operators.arithmetic import sizes_of
-from onnxfuse.operators.operands import operand, present, result_shape, shape_operands
+from onnxfuse.operators.operands import is_computed, operand, present, result_shape, shape_operands
 from onnxfuse.operators.record import PLAIN, VIEW, define, opaque
 
 MOST_RATIO = 1 << 12
@@ -127,7 +115,7 @@ def _between_neighbours(node: Node, context: LoweringContext) -> Tensor:
         raise context.refuse("unsupported-mode", f"a Resize in mode 'linear' ({way}{smooth}) has no kernel")
     if not TYPES[source.dtype].is_floating:
         raise context.refuse("unsupported-type", "a Resize in mode 'linear' of integers has no kernel")
-    if _is_computed(source):
+    if is_computed(source):
         raise context.refuse(
             "computed-again", "what a linear Resize reads would be computed again for each element that is made of it")
     axes = [axis % source.rank for axis in attributes.get("axes") or range(source.rank)]
@@ -140,20 +128,6 @@ def _between_neighbours(node: Node, context: LoweringContext) -> Tensor:
             continue
         image = _mixed(image, axis, after, _places(way, image.dtype, before, after, scale))
     return declare(image, source.dtype)
-
-
-def _is_computed(tensor: Tensor) -> bool:
-    """Whether a region computes a tensor, rather than reads it, however it lies."""
-    while True:
-        match tensor:
-            case Input() | Fill():
-                return False
-            case Permute() | Reshape() | Slice() | Expand():
-                tensor = tensor.operand
-            case Map(function="narrow"):
-                (tensor,) = tensor.operands
-            case _:
-                return True
 
 
 def _scales(node: Node, context: LoweringContext, count: int) -> list[float] | None:

@@ -1,8 +1,8 @@
 """Operators for which ONNX Runtime's CUDA provider has no kernel: the CPU runs them, between copies over the bus.
 
 As measured (benchmarks/results, h200-edge-values: a session that may not fall back refuses them), and of quantised
-operators by the list of kernels that the runtime publishes.  An operator that the standard gives a function, and the
-CPU has no kernel for either, runs as that function's nodes, and is not among them.
+operators and GridSample by the list of kernels that the runtime publishes.  An operator that the standard gives a
+function, and the CPU has no kernel for either, runs as that function's nodes, and is not among them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _EVERY = frozenset({
 """By domain and operator: those of every type."""
 
 _OF: Mapping[tuple[str, str], frozenset[int]] = {
+    ("", "GridSample"): frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE}),
     ("", "Clip"): frozenset({TensorProto.INT32}), ("", "Relu"): _BYTES | {TensorProto.INT32},
     ("", "LpNormalization"): frozenset({TensorProto.DOUBLE}), ("", "ReduceProd"): frozenset({TensorProto.INT64}),
     ("", "Mod"): _BYTES | _SHORT, ("", "DequantizeLinear"): _SHORT,
