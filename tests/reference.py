@@ -117,13 +117,14 @@ def evaluate_nodes(
     nodes: Iterable[onnx.NodeProto],
     given: Mapping[str, Array],
     noise: np.random.Generator | None = None,
+    by: float = 1e-7,
 ) -> dict[str, Array]:
     """The same for some nodes of a model.
 
     Args:
         given: what they read, and more.
-        noise: where given, every result of a floating type is disturbed by a few roundings of float32, and so is what
-            it is computed of.
+        noise: where given, every result of a floating type is disturbed by a few roundings, of float32 by default, or
+            ``by`` this share of it, and so is what it is computed of.
     """
     types = element_types(model)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -133,16 +134,16 @@ def evaluate_nodes(
             read = values
             if noise is not None and node.op_type not in EXACT:
                 # A sum that cancels rounds by what it sums, not by what is left of it.
-                read = values | {name: values[name] * (1 + 1e-7 * noise.standard_normal(values[name].shape))
+                read = values | {name: values[name] * (1 + by * noise.standard_normal(values[name].shape))
                                  for name in node.input if name in values and types.get(name) in FLOATS}
             for name, array in zip(node.output, _node(node, opset, types, read), strict=False):
                 if name:
                     values[name] = raised(np.asarray(array))
                     if noise is not None and types[name] in FLOATS and node.op_type not in EXACT:
-                        values[name] = values[name] * (1 + 1e-7 * noise.standard_normal(values[name].shape))
+                        values[name] = values[name] * (1 + by * noise.standard_normal(values[name].shape))
                         if node.op_type in GELUS:
                             size = sum(np.abs(read[each]) for each in node.input)
-                            values[name] = values[name] + 1e-7 * size * noise.standard_normal(values[name].shape)
+                            values[name] = values[name] + by * size * noise.standard_normal(values[name].shape)
     return values
 
 
