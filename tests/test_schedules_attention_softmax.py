@@ -82,3 +82,8 @@ def test_scores_are_not_rounded_where_their_softmax_is_of_float32() -> None:
     """They would be to float16, one by one."""
     made = attention(SPELLINGS["a softmax in float32"])
     assert "round_to" not in made.kernel.source
+
+
+def test_scores_are_rounded_before_what_jumps() -> None:
+    text = SPELLINGS["a softmax in float32"].replace("e = Mul(f, part)", "h = Floor(f) e = Mul(h, part)")
+    assert "round_to" in attention(text).kernel.source

@@ -7,7 +7,7 @@ pieces.py         cut, joined, padded, repeated        indexing.py      picked b
 resizing.py       enlarged and shrunk                  sampling.py      at places that are computed
 making.py         from sizes, numbers or chance        products.py      matrix products, attention
 recurrent.py      LSTM, GRU and plain layers
-convolutions.py   and pooling                         opaque.py        what nothing is fused with
+convolutions.py   and pooling                          opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
 attending.py      what attention means as tensors
 microsoft.py      ONNX Runtime's own domain, and the canonical view's

@@ -124,11 +124,10 @@ def _at_border(index: Tensor, size: Dim, aligned: bool) -> Tensor:
 
 def _reflected(index: Tensor, size: Dim, aligned: bool) -> Tensor:
     """Back and forth between the first and the last element, each of which comes twice where borders reflect."""
-    count, one, two = size_of(size, INT64), like(1, index), like(2, index)
-    whole = apply("mul", count, two)
-    if aligned:
-        whole = apply("max", apply("sub", whole, two), one)
-    last = apply("sub", whole, one) if not aligned else whole
+    count, one = size_of(size, INT64), like(1, index)
+    steps = apply("sub", count, one) if aligned else count
+    whole = apply("max", apply("mul", steps, like(2, index)), one)  # of one element, or none, there is no other
+    last = whole if aligned else apply("sub", whole, one)
     passed = apply("mod", index, whole)
     return apply("where", test("lt", passed, count), passed, apply("sub", last, passed))
 

@@ -1,8 +1,8 @@
 """Attention whose warps have roles: one copies keys and values by tensor maps, groups of four multiply.
 
 Each group has 64 queries of the block's and goes over all its keys: while a tile's scores are being multiplied, so is
-the tile before by its values, and while these are, the powers of the scores are computed, as ``attention_together`` has
-it.  Groups multiply by turns, so that one's products go on while another computes powers (Shah and others,
+the tile before by its values, and while these are, maxima of the scores are found, as ``attention_together`` has it.
+Groups multiply by turns, so that one's products go on while another computes powers (Shah and others,
 "FlashAttention-3", 2024).  A tile of keys and one of values have two barriers each: that it is there, and that all
 groups are done with it; these tell only even from odd.
 """

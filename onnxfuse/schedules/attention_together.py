@@ -1,8 +1,9 @@
-"""Attention by products of four warps together, which go on while the warps compute powers.
+"""Attention by products of four warps together, which go on while the warps find maxima.
 
 While a tile of scores is being summed up and the one before it is multiplied by its values, the next keys and the
-values of this one come; while the latter product goes on, the scores' powers are computed (Shah and others,
-"FlashAttention-3", 2024).  Keys and values have two places each, so that one barrier a tile is enough.
+values of this one come; while the latter product goes on, the scores' maxima are found (Shah and others,
+"FlashAttention-3", 2024), and behind it their powers are computed and packed in one go.  Keys and values have two
+places each, so that one barrier a tile is enough.
 """
 
 from __future__ import annotations

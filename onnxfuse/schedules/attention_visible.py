@@ -18,7 +18,7 @@ import numpy as np
 from onnx import helper
 
 from onnxfuse.graph.dims import Dim, symbol
-from onnxfuse.ir.scalars import BOOL, DOUBLE, TYPES
+from onnxfuse.ir.scalars import BOOL, DOUBLE, FUNCTIONS, TYPES, Sort
 from onnxfuse.ir.tensors import Number
 from onnxfuse.lowering.index import Digit
 from onnxfuse.lowering.pull import Apply, Constant, Puller, Scalar, Select, affine
@@ -139,8 +139,11 @@ def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
 
 
 class _Settling:
-    def __init__(self, known: Mapping[Scalar, bool]) -> None:
+    """With the roundings that ``_decided`` leaves out, or without leaving any out: what jumps is given what it was."""
+
+    def __init__(self, known: Mapping[Scalar, bool], exact: bool = False) -> None:
         self.found: dict[Scalar, Scalar] = {test: Constant(BOOL, True, truth) for test, truth in known.items()}
+        self.exact = self if exact else _Settling(known, exact=True)
 
     def of(self, scalar: Scalar) -> Scalar:
         """An expression, each once."""
@@ -151,15 +154,31 @@ class _Settling:
     def _settle(self, scalar: Scalar) -> Scalar:
         if not isinstance(scalar, Apply | Select):
             return scalar
-        operands = tuple(map(self.of, scalar.operands))
-        decided = None if isinstance(scalar, Select) else _decided(scalar, operands)
-        if decided is not None:
-            return decided
+        operands = tuple(map((self.exact if _jumps(scalar) else self).of, scalar.operands))
+        if isinstance(scalar, Apply):
+            decided = _decided(scalar, operands) or (None if self.exact is self else _unrounded(scalar, operands))
+            if decided is not None:
+                return decided
         if all(one is other for one, other in zip(operands, scalar.operands, strict=True)):
             return scalar
         if isinstance(scalar, Select):
             return Select(scalar.dtype, scalar.exact, scalar.condition, (operands[0], operands[1]))
         return Apply(scalar.dtype, scalar.exact, scalar.function, operands)
+
+
+def _jumps(scalar: Apply | Select) -> bool:
+    """Whether a little more or less of an operand may make much of a result."""
+    if isinstance(scalar, Select) or scalar.function not in FUNCTIONS:
+        return isinstance(scalar, Apply) and not TYPES[scalar.dtype].is_floating
+    return FUNCTIONS[scalar.function].sort is Sort.JUMPING
+
+
+def _unrounded(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
+    """What a cast to a wider type gives of what is rounded to a narrow one, without that; None of anything else."""
+    kind, inner = TYPES[scalar.dtype], operands[0]
+    if scalar.function != "cast" or kind.is_narrow or not kind.is_floating or not isinstance(inner, Apply):
+        return None
+    return Apply(scalar.dtype, True, "narrow", inner.operands) if inner.function == "rounded" else None
 
 
 def _decided(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
@@ -174,10 +193,6 @@ def _decided(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
                 return Constant(BOOL, True, deciding) if bool(number) is deciding else other
         return None
     known = [number for number in numbers if number is not None]
-    if scalar.function == "cast" and not TYPES[scalar.dtype].is_narrow and TYPES[scalar.dtype].is_floating:
-        inner = operands[0]
-        if isinstance(inner, Apply) and inner.function == "rounded":
-            return Apply(scalar.dtype, True, "narrow", inner.operands)
     if len(known) == len(numbers):
         number = _computed(scalar, known)
         return None if number is None else Constant(scalar.dtype, True, number)
