@@ -187,8 +187,13 @@ def random_inputs(made: Region, sizes: Mapping[str, int], seed: int = 0) -> dict
 
 def short_inputs(made: Region, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """The same, float32 of as many digits as tensor cores keep, so that products of it are as exact as sums."""
-    return {name: (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) if array.dtype == np.float32
-            else array for name, array in random_inputs(made, sizes, seed).items()}
+    return {name: short(array) if array.dtype == np.float32 else array
+            for name, array in random_inputs(made, sizes, seed).items()}
+
+
+def short(array: Array) -> Array:
+    """Numbers of float32 with as many digits as TF32 has."""
+    return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def arguments(made: Region, inputs: Mapping[str, Array]) -> list[Array]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, short_inputs, told
+from kernel_harness import Made, check, short, short_inputs, told
 from test_schedules_attention import PLAIN, SPELLINGS, attention
 from test_schedules_attention_tf32 import SLACK, float_attention
 
@@ -45,8 +45,7 @@ def growing(made: Made, pattern: str, sizes: Mapping[str, int]) -> dict[str, np.
     inputs = short_inputs(made, sizes)
     kind = inputs["q"].dtype
     signs = np.where(np.arange(sizes["S"]) % 5 == 3, -1.0, 1.0) * (8.0 - np.arange(sizes["S"]) % 7)
-    few = (PATTERNS[pattern].astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    for name, column in (("q", signs), ("k", few)):
+    for name, column in (("q", signs), ("k", short(PATTERNS[pattern].astype(np.float32)))):
         inputs[name] = np.zeros(inputs[name].shape, kind)
         inputs[name][..., 0] = column.astype(kind)
     inputs["v"][..., 0] = 8.0 * (np.arange(sizes["K"]) < 32)

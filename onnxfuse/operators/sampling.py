@@ -75,6 +75,7 @@ class _Sampled:
         self.places = [self._place(reshape(each, (self.batch, dim(1), self.count)), size)
                        for each, size in zip(own, self.sizes, strict=True)]
         self.lows = [apply("floor", place) for place in self.places]
+        self.shares = [apply("sub", place, low) for place, low in zip(self.places, self.lows, strict=True)]
 
     def _place(self, number: Tensor, size: Dim) -> Tensor:
         """Where along an axis a number from -1 to 1 is: between the centres of the first and the last element, or
@@ -91,8 +92,7 @@ class _Sampled:
             one = scalar(1.0, self.dtype)
             return self.element([apply("add", low, one) if tap else low
                                  for low, tap in zip(self.lows, taps, strict=True)])
-        share = apply("sub", self.places[axis], self.lows[axis])
-        rest = apply("sub", scalar(1.0, self.dtype), share)
+        share, rest = self.shares[axis], apply("sub", scalar(1.0, self.dtype), self.shares[axis])
         return apply("add", apply("mul", self.between((*taps, 0)), rest), apply("mul", self.between((*taps, 1)), share))
 
     def element(self, places: Sequence[Tensor]) -> Tensor:

@@ -40,9 +40,6 @@ MOST_OPERATORS = 12
 COMPARE = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
 """Operators without one of which a mask compares no places."""
 
-COUNTS = frozenset({"CumSum", "EyeLike", "Range"})
-"""Operators whose results are places."""
-
 SMALLER = 8
 """How many times more bytes a mask has than what it is made of, from which on it may be better computed than read."""
 
@@ -262,7 +259,7 @@ def _is_without(made: Region, region: Region) -> bool:
     """Whether a region that computes masks reads nothing in the place of one that another reads, and counts no places:
     then that is a number, which is nothing where it is zero."""
     less = {value.name for value in made.tensors} < {value.name for value in region.tensors}
-    return less and not any(node.op in COMPARE or node.op in COUNTS for node in made.beside)
+    return less and not any(node.op in COMPARE or node.op == "Range" for node in made.beside)
 
 
 def _microseconds(region: Region) -> float | None:

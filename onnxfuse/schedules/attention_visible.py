@@ -139,7 +139,7 @@ def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
 
 
 class _Settling:
-    """With the roundings that ``_decided`` leaves out, or without leaving any out: what jumps is given what it was."""
+    """Leaves out roundings too, unless it is ``exact``, as what jumps asks for its operands."""
 
     def __init__(self, known: Mapping[Scalar, bool], exact: bool = False) -> None:
         self.found: dict[Scalar, Scalar] = {test: Constant(BOOL, True, truth) for test, truth in known.items()}
@@ -168,9 +168,10 @@ class _Settling:
 
 def _jumps(scalar: Apply | Select) -> bool:
     """Whether a little more or less of an operand may make much of a result."""
-    if isinstance(scalar, Select) or scalar.function not in FUNCTIONS:
-        return isinstance(scalar, Apply) and not TYPES[scalar.dtype].is_floating
-    return FUNCTIONS[scalar.function].sort is Sort.JUMPING
+    if isinstance(scalar, Select):
+        return False
+    known = FUNCTIONS.get(scalar.function)
+    return not TYPES[scalar.dtype].is_floating if known is None else known.sort is Sort.JUMPING
 
 
 def _unrounded(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
