@@ -3,11 +3,12 @@ PyTorch's bare product where that is installed.
 
     python benchmarks/products.py [--cases bert,resnet] [--type float32] [--target GPU] [--dry-run] [--no-torch]
 
-Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and GELU
-or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU.  PyTorch's time is of
-the bare product, or of the channels-last convolution without bias.  Passes where bare products take at most 1 / 0.9
-times PyTorch's time in the mean, and the others at most 1.10 times each.  ``--dry-run`` names the ways and times
-nothing.
+Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and
+GELU or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU. PyTorch's time
+is of the bare product, or of the channels-last convolution without bias; beside it the time of its own kernel,
+cuBLASLt's, for a bias and GELU (by tanh, the one that it has), or for a product that is added to a matrix in its
+place. Passes where bare products take at most 1 / 0.9 times PyTorch's time in the mean, and the others at most 1.10
+times each. ``--dry-run`` names the ways and times nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
 from common import table
-from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
+from region_times import (
+    HEAD,
+    NAMED,
+    TorchResult,
+    compared,
+    figure,
+    timed_fusion,
+    torch_beside,
+    torch_microseconds,
+    typed_command,
+)
 
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.schedules.product import Product
@@ -132,45 +142,80 @@ def cases_of(kind: str) -> list[ProductCase]:
     return [replace(case, kind=kind) for case in CASES]
 
 
-def measure(case: ProductCase, profile: Profile, dry_run: bool) -> TorchResult[ProductCase]:
+@dataclass(frozen=True)
+class ProductResult(TorchResult[ProductCase]):
+    """The same, and the microseconds of cuBLASLt's kernel with what follows, where it has one."""
+
+    fused: float | None = None
+
+
+def measure(case: ProductCase, profile: Profile, dry_run: bool) -> ProductResult:
     """All ways to run a case, timed."""
-    return TorchResult(**vars(timed_fusion(
+    return ProductResult(**vars(timed_fusion(
         case, lambda fusion: fusion.kernel.schedule == Product.name, profile, dry_run)))
 
 
-def torch_times(cases: Sequence[ProductCase]) -> list[float]:
-    """Microseconds of GPU time of PyTorch's bare products; run in a process of its own."""
+def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float, float | None]]:
+    """Microseconds of GPU time of PyTorch's bare products, and of those with what follows; run in a process of its
+    own."""
     import torch
 
     warnings.simplefilter("ignore")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    return [_torch_time(case) for case in cases]
+    return [(_torch_time(case, _bare), _torch_time(case, _fused) if case.follows in ("gelu", "residual") else None)
+            for case in cases]
 
 
-def _torch_time(case: ProductCase) -> float:
-    runs = [_bare(case) for _ in range(SETS)]
+def with_torch(results: list[ProductResult]) -> list[ProductResult]:
+    """The same with PyTorch's times of each case, if it is there."""
+    found = torch_beside(results, torch_times)
+    return results if found is None else [replace(result, torch=bare, fused=fused) for result, (bare, fused) in zip(
+        results, found, strict=True)]
+
+
+def _torch_time(case: ProductCase, made: Callable[[ProductCase], Callable[[], Any]]) -> float:
+    runs = [made(case) for _ in range(SETS)]
     return torch_microseconds(lambda turn: runs[turn](), SETS)
+
+
+def _fused(case: ProductCase) -> Callable[[], Any]:
+    """PyTorch's product with what follows as cuBLASLt's one kernel."""
+    import torch
+
+    left, right, kind = _operands(case)
+    if case.follows == "gelu":
+        bias = torch.randn(case.columns, **kind)
+        return lambda: torch._addmm_activation(bias, left, right, use_gelu=True)
+    added = torch.randn(case.rows, case.columns, **kind)
+    return lambda: added.addmm_(left, right)
+
+
+def _operands(case: ProductCase) -> tuple[Any, Any, dict[str, Any]]:
+    """PyTorch's operands of a product, and what tensors of its type are made with."""
+    import torch
+
+    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
+    left, columns = torch.randn(case.rows, case.depth, **kind), case.columns * case.products
+    right = torch.randn(columns, case.depth, **kind).T if case.transposed else torch.randn(case.depth, columns, **kind)
+    return left, right, kind
 
 
 def _bare(case: ProductCase) -> Callable[[], Any]:
     """PyTorch's product on inputs of its own."""
     import torch
 
-    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
     if not case.window:
-        left, right = torch.randn(case.rows, case.depth, **kind), torch.randn(
-            case.depth, case.columns * case.products, **kind)
-        if case.transposed:
-            right = torch.randn(case.columns, case.depth, **kind).T
+        left, right, _ = _operands(case)
         return lambda: torch.mm(left, right)
+    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
     images = torch.randn(case.rows, case.side, case.side, case.depth, **kind).permute(0, 3, 1, 2)
     weights = torch.randn(case.columns, case.window, case.window, case.depth, **kind).permute(0, 3, 1, 2)
     return lambda: torch.nn.functional.conv2d(images, weights, padding=case.window // 2)
 
 
-def show(found: list[TorchResult[ProductCase]]) -> tuple[str, bool]:
+def show(found: list[ProductResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    text = table(list(HEAD), list(map(compared, found)))
+    text = table([*HEAD, "cuBLASLt fused µs"], [[*compared(one), figure(one.fused)] for one in found])
     bare, around = ([one.share for one in found if one.share and bool(one.case.follows) is more]
                     for more in (False, True))
     if bare:
@@ -180,7 +225,7 @@ def show(found: list[TorchResult[ProductCase]]) -> tuple[str, bool]:
     return text, not (bare and geometric_mean(bare) > BARE) and max(around, default=0.0) <= AROUND
 
 
-main = typed_command(__doc__, "products", cases_of, measure, partial(with_torch, times=torch_times), show)
+main = typed_command(__doc__, "products", cases_of, measure, with_torch, show)
 
 
 if __name__ == "__main__":

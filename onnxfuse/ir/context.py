@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import sqrt
 
 import numpy as np
 
@@ -238,10 +237,3 @@ def like(value: Number, tensor: Tensor) -> Fill:
 def accumulate(tensor: Tensor) -> Tensor:
     """The tensor in the type that sums are taken in: float32 at least."""
     return tensor if tensor.dtype == DOUBLE else wide(tensor)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """The usual approximation of GELU by tanh; (1 + tanh u) / 2 is sigmoid(2u)."""
-    cube = apply("mul", apply("mul", x, x), x)
-    inner = apply("add", x, apply("mul", cube, like(0.044715, x)))
-    return apply("mul", x, apply("sigmoid", apply("mul", inner, like(2.0 * sqrt(2.0 / 3.141592653589793), x))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, apply, declare, gelu_tanh, like, reshape, test, wide
+from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SIMPLE, per_input, per_output
@@ -19,6 +19,11 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 def gelu(x: Tensor) -> Tensor:
     """x * Phi(x)."""
     return apply("gelu", x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The usual approximation of it by tanh."""
+    return apply("gelu_tanh", x)
 
 
 def silu(x: Tensor, alpha: float = 1.0) -> Tensor:

@@ -8,9 +8,9 @@ import onnx
 from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, accumulate, apply, declare, gelu_tanh, like, test, wide
+from onnxfuse.ir.context import LoweringContext, accumulate, apply, declare, like, test, wide
 from onnxfuse.ir.tensors import Tensor
-from onnxfuse.operators.activations import gelu, silu
+from onnxfuse.operators.activations import gelu, gelu_tanh, silu
 from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SOFTMAX, per_input, per_output
 from onnxfuse.operators.norms import layer_norm, rms_norm, scaled, softmax
 from onnxfuse.operators.operands import axis_of, number_attribute, operand, optional

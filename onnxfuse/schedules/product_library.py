@@ -14,15 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from onnxfuse.graph.dims import Dim, dim
-from onnxfuse.ir.context import gelu_tanh
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Input
-from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.launch import Variant, expression
-from onnxfuse.lowering.pull import Apply, Constant, Contracted, Load, Puller, Scalar
+from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
 from onnxfuse.lowering.routines import ACTIVATIONS, TF32, LibraryCall
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.online import bare
@@ -169,24 +165,6 @@ def _result(parts: ProductParts, scalar: Scalar) -> _Result | None:
 def _before(scalar: Scalar) -> tuple[str, Scalar]:
     """An activation, "" for none, and what it is of."""
     scalar = bare(scalar)
-    if not isinstance(scalar, Apply):
-        return "", scalar
-    x = bare(scalar.operands[0])
-    return ("gelu_tanh", x) if _is_of(_gelu(scalar.dtype), scalar, x) else ("", scalar)
-
-
-@cache
-def _gelu(dtype: int) -> Scalar:
-    """GELU by tanh of element 0 of an input, as it is written out."""
-    return Puller(IndexSpace()).element(gelu_tanh(Input(dtype, (), 0)), ())
-
-
-def _is_of(template: Scalar, scalar: Scalar, x: Scalar) -> bool:
-    """Whether an expression is a template with this in place of its input."""
-    template, scalar = bare(template), bare(scalar)
-    if isinstance(template, Apply):
-        return isinstance(scalar, Apply) and template.function == scalar.function and all(
-            _is_of(one, other, x) for one, other in zip(template.operands, scalar.operands, strict=True))
-    if isinstance(template, Constant):
-        return isinstance(scalar, Constant) and template.number == scalar.number
-    return scalar is x
+    if isinstance(scalar, Apply) and scalar.function == "gelu_tanh":
+        return scalar.function, bare(scalar.operands[0])
+    return "", scalar

@@ -137,6 +137,20 @@ CASES = {
           y = MatMul(w, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
+    "attention, a softmax of float32": """g (T[2,3,65,64] q, T[2,1,260,64] k, T[2,1,260,64] v, T[65,260] m)
+        => (T[2,3,65,64] y)
+        { t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) a = Add(s, m) f = Cast<to = 1>(a) p = Softmax(f)
+          w = CastLike(p, q) y = MatMul(w, v) }""",
+    "attention of 128": """g (T[1,2,130,128] q, T[1,2,300,128] k, T[1,2,300,128] v) => (T[1,2,130,128] y)
+        { t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
+    "attention, powers stored": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v)
+        => (T[2,3,65,40] y, T[2,3,65,97] p) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
+    "samples of a grid": """g (T[2,5,17,19] x, T[2,13,11,2] h) => (T[2,5,13,11] y)
+        { z = GridSample(x, h) y = Relu(z) }""",
+    "samples of a grid, reflected": """g (T[2,5,17,19] x, T[2,13,11,2] h) => (T[2,5,13,11] y)
+        { z = GridSample<padding_mode = "reflection">(x, h) y = Relu(z) }""",
+    "samples of a grid of volumes, the nearest": """g (T[2,3,5,9,7] x, T[2,5,6,7,3] h) => (T[2,3,5,6,7] y)
+        { z = GridSample<mode = "nearest", padding_mode = "border", align_corners = 1>(x, h) y = Relu(z) }""",
     "long rows in pieces": """g (T[2,97,91,24] x, T[6] g, T[6] b, T[24,1,1] w) => (T[2,97,91,24] y)
         <int64[3] s = {0,6,-1}, int64[4] t = {0,24,97,91}>
         { f = Transpose<perm = [0,3,1,2]>(x) r = Reshape(f, s) i = InstanceNormalization(r, g, b) q = Reshape(i, t)
