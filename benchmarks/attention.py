@@ -39,7 +39,8 @@ SETS = 3
 @dataclass(frozen=True)
 class AttentionCase:
     """Sizes of an attention; ``shared`` heads have keys and values in common; ``mask``: its axes, or one that is
-    computed from places: "causal", or "lowest", the same by a finite number; ``kind``: the type."""
+    computed from places: "causal", or "lowest", the same by a finite number; ``kind``: the type; ``kept``: whether
+    its softmax is a result too, which no backend of PyTorch's has."""
 
     name: str
     batch: int
@@ -50,6 +51,7 @@ class AttentionCase:
     shared: int = 1
     mask: str = ""
     kind: str = "float16"
+    kept: bool = False
 
     @property
     def flops(self) -> int:
@@ -81,13 +83,15 @@ class AttentionCase:
             "k1 = Unsqueeze(k, two) k2 = Expand(k1, e) kh = Reshape(k2, w) "
             "v1 = Unsqueeze(v, two) v2 = Expand(v1, e) vh = Reshape(v2, w)"
         ) if self.shared > 1 else "kh = Identity(k) vh = Identity(v)"
+        kept = f", float16[{b},{h},{s},{k}] p" if self.kept else ""
         masked = {"": "c = Identity(a)", **_COMPUTED}.get(self.mask, "c = Add(a, mask)")
         return (
             f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
-            f" => (float16[{b},{s},{h * d}] y) <int64[4] heads = {{0,0,{h},{d}}}, int64[3] joined = {{0,0,{h * d}}}, "
-            f"int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, float16 scale = {{{self._scale}}}, "
-            f"int64[1] outer = {{1}}, int64[1] two = {{2}}, int64[5] e = {{1,1,{self.shared},1,1}}, "
-            f"int64[4] w = {{0,{h},-1,{d}}}> {{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
+            f" => (float16[{b},{s},{h * d}] y{kept}) <int64[4] heads = {{0,0,{h},{d}}}, "
+            f"int64[3] joined = {{0,0,{h * d}}}, int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, "
+            f"float16 scale = {{{self._scale}}}, int64[1] outer = {{1}}, int64[1] two = {{2}}, "
+            f"int64[5] e = {{1,1,{self.shared},1,1}}, int64[4] w = {{0,{h},-1,{d}}}> "
+            f"{{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
             f"t = Transpose <perm = [0,1,3,2]> (kh) m = MatMul(q, t) a = Mul(m, scale) {masked} "
             f"p = Softmax <axis = -1> (c) o = MatMul(p, vh) "
             f"z = Transpose <perm = [0,2,1,3]> (o) y = Reshape(z, joined) }}"
@@ -123,6 +127,11 @@ CASES = (
     AttentionCase("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
     AttentionCase("causal 4096, 128, a finite mask", 4, 16, 4096, 4096, 128, mask="lowest"),
     AttentionCase("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
+    AttentionCase("kept, bert 8:128", 8, 12, 128, 128, 64, mask="keys", kept=True),
+    AttentionCase("kept, vit 32", 32, 12, 197, 197, 64, kept=True),
+    AttentionCase("kept, gpt2 8:256", 8, 12, 256, 256, 64, mask="all", kept=True),
+    AttentionCase("kept, 1024 of 128", 2, 16, 1024, 1024, 128, kept=True),
+    AttentionCase("kept, causal 2048", 1, 16, 2048, 2048, 64, mask="causal", kept=True),
 )
 
 
@@ -151,7 +160,7 @@ def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
 
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
-    return [_torch_times(case) for case in cases]
+    return [{} if case.kept else _torch_times(case) for case in cases]
 
 
 def _torch_times(case: AttentionCase) -> dict[str, float]:

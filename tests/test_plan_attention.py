@@ -87,8 +87,6 @@ def test_a_measured_rate_decides(tflops: float, count: int) -> None:
 LEFT = {
     "float64": (HEADS.replace("float16", "double"), "products of float64"),
     "float32 that nobody measured": (HEADS.replace("float16", "float"), "how fast it is on H200 was not measured"),
-    "scores that somebody reads": (
-        HEADS.replace("(float16[B,S,768] y)", "(float16[B,S,768] y, float16[B,12,S,S] p)"), "are used outside too"),
     "a head size of 384": (HEADS.replace("12,64", "2,384"), "a head size of 384"),
 }
 
@@ -98,6 +96,20 @@ def test_what_has_no_kernel_says_why(case: str) -> None:
     text, reason = LEFT[case]
     made = fuse(text, target=attentive())
     assert not attentions(made) and any(reason in message for _, message in reasons(made))
+
+
+def test_what_somebody_reads_of_scores_is_written_by_its_kernel() -> None:
+    """Shares that the model gives out, or averages; predicted too."""
+    more = {"p": ("12,S,S", ""), "w": ("1,S,S", "w = ReduceMean<axes = [1]>(p)")}
+    for name, (shape, node) in more.items():
+        text = HEADS.replace("[B,S,768] y)", f"[B,S,768] y, float16[B,{shape}] {name})").replace(
+            "p = Softmax(m)", f"p = Softmax(m) {node}")
+        for target in (attentive(), "H200"):
+            made = fuse(text, target=target)
+            (inside,) = attentions(made)
+            assert (inside["MatMul"], inside["Softmax"]) == (2, 1)
+            (fusion,) = (fusion for fusion in made.plan.fusions if fusion.rule == "attention")
+            assert {value.name for value in fusion.outputs} == {"p", "y"}
 
 
 @pytest.mark.parametrize("between", [
@@ -159,10 +171,12 @@ def test_heads_of_a_group_are_not_spread_before_they_are_scaled() -> None:
         assert [node.verdict for node in verify(made, runner).nodes if node.rule == "attention"] == [verdict]
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
-def test_verification(runner: type[EmulatedRunner]) -> None:
-    """The kernel is right, and a hundredth more is not."""
-    made = fuse(HEADS.replace("768", "32").replace("12,64", "2,16"), target=attentive(), least_gain=0.0,
+def test_verification(runner: type[EmulatedRunner], kept: bool) -> None:
+    """The kernel is right, and a hundredth more is not, of the result or of shares that are kept."""
+    text = HEADS.replace("[B,S,768] y)", "[B,S,768] y, float16[B,2,S,S] p)") if kept else HEADS
+    made = fuse(text.replace("768", "32").replace("12,64", "2,16"), target=attentive(), least_gain=0.0,
                 dims={"B": 1, "S": 37}, disable=["grow-pointwise", "scaled-masked-softmax"])
     assert len(attentions(made)) == 1
     (result,) = [node for node in verify(made, runner()).nodes if node.rule == "attention"]

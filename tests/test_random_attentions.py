@@ -42,6 +42,7 @@ class Drawn:
         for _ in range(self.rng.randint(1, 2)):
             score = self.masked(score)
         self.lines.append(f"p = Softmax({score}) y = MatMul(p, v)")
+        self.kept = self.choose("", "", "", "p", "s", score)
 
     def choose(self, *what: Any) -> Any:
         return self.rng.choice(what)
@@ -113,7 +114,8 @@ class Drawn:
         inputs = ", ".join(f"{'bool' if name == 'm' else self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
         numbers = "".join(f"{name}32 = Constant<value_float = {value}>() {name} = CastLike({name}32, q) " for name, value in (
             ("none", "-inf"), ("least", -60000.0), ("low", -10000.0), ("zero", 0.0), ("two", 2.0)))
-        return (f"g ({inputs}) => ({self.kind}[B,{self.groups},{self.shared},S,{self.columns}] y) "
+        return (f"g ({inputs}) => ({self.kind}[B,{self.groups},{self.shared},S,{self.columns}] y"
+                f"{f', {self.kind}[B,{self.groups},{self.shared},S,K] {self.kept}' if self.kept else ''}) "
                 f"<int64 nought = {{0}}, int64 once = {{1}}, int64[1] axis = {{1}}> {{ {numbers}{' '.join(self.lines)} }}")
 
     def sizes(self) -> dict[str, int]:
@@ -142,10 +144,11 @@ def test_attentions(seeds: Callable[[int], range]) -> None:
             if "m" in inputs and drawn.rng.random() < 0.3:
                 inputs["m"][0] = False
             try:
-                # A row that is masked everywhere hangs on the last digits of a large number and a score; powers of
-                # float32 are rounded to TF32.
-                slack = 32.0 if drawn.kind == "float" else 2.0
-                check(made, inputs, length=sizes["K"], misalign=False, limit=2, slack=slack)
+                # A row that is masked everywhere hangs on the last digits of a large number and a score, of which
+                # float32 has two behind the point at 60,000; its powers are rounded to TF32, of few as much as of many.
+                masked = any("least" in line for line in drawn.lines)
+                slack, length = (512.0 if masked else 32.0, 130) if drawn.kind == "float" else (2.0, sizes["K"])
+                check(made, inputs, length=max(length, sizes["K"]), misalign=False, limit=2, slack=slack)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, {sizes}: {drawn.text}") from error
     assert hides and shares

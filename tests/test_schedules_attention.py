@@ -291,7 +291,6 @@ REFUSED = [
     (PLAIN.replace("64", "136").replace("T[", "float[").replace("T ", "float "), "a head size of 136; its kernels of float32 have those up to 128"),
     (PLAIN.replace("64", "D"), "the head size, D and D, is known only when it runs"),
     (PLAIN.replace("64", "264"), "a head size of 264; its kernels of float16 have those up to 256"),
-    (PLAIN.replace("(T[B,H,S,64] y)", "(T[B,H,S,64] y, T[B,H,S,K] p)"), "its scores, or what is made of them, are used outside too"),
 ]
 
 OTHERS = [

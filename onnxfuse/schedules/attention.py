@@ -25,6 +25,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention_kept import KeptText
 from onnxfuse.schedules.attention_parts import OTHER, Access, AttentionParts, parts_of
 from onnxfuse.schedules.attention_shape import (
     HOPPER,
@@ -35,7 +36,7 @@ from onnxfuse.schedules.attention_shape import (
 )
 from onnxfuse.schedules.attention_specialised import SpecialisedAttentionText
 from onnxfuse.schedules.attention_split import JOIN_WARPS, MOST_CHUNKS, JoinText, SplitText
-from onnxfuse.schedules.attention_text import attention_text
+from onnxfuse.schedules.attention_text import AttentionText
 from onnxfuse.schedules.attention_together import TogetherText
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import (
@@ -68,6 +69,9 @@ warp copies (H200)."""
 
 ROUNDED_SHARE, ROUNDED_ALONE = 0.14, 0.09
 """The same of float32, whose warps multiply by themselves, and where a multiprocessor has one block alone."""
+
+KEPT_SHARE = 0.2
+"""The same of blocks that write scores or shares too, whose warps multiply by themselves, the first product twice."""
 
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
@@ -156,7 +160,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
     together = None
-    if parts.vectors and not parts.rounds:
+    if parts.vectors and not parts.rounds and not parts.kept:
         together = work.long(request.sizes) or _together(request, parts, work)
     tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
              for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
@@ -169,8 +173,8 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     choice, first = told(request.choice, offered)
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
     vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
-    divided = parts.vectors and _is_split(request, parts, own)
-    whole = own if parts.rounds and parts.vectors else together
+    divided = parts.vectors and not parts.kept and _is_split(request, parts, own)
+    whole = own if (parts.rounds or parts.kept) and parts.vectors else together
     pace = None if choice else _split_pace(request, work, own) if divided else _pace(request, work, whole)
     for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
         if divided and shape != first:
@@ -208,7 +212,7 @@ class _AttentionWork:
         self.symbols = symbols
         self.batch, self.rows, self.length = (
             expression(size, symbols) for size in (parts.batch, parts.rows, parts.length))
-        body = attention_text(parts, self.signature.sizes)
+        body = (KeptText if parts.kept else AttentionText)(parts, self.signature.sizes).text()
         self.functions = [Function("attention", TEMPLATE, self.signature.parameters(body.sizes), body.text)]
         self.together: dict[str, Function] = {}
         self.maps: list[TensorMap] = []
@@ -362,7 +366,7 @@ def _together(request: Request, parts: AttentionParts, work: _AttentionWork) -> 
 
 
 def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) -> Pace | None:
-    """Of blocks whose warps multiply together, or of float32, where no size is left open."""
+    """Of blocks whose warps multiply together, of float32, or that write scores too, where no size is left open."""
     rows, batch, keys = _planned(work.parts, request.sizes)
     if shape is None or rows is None or batch is None or keys is None or rows < LEAST_ROWS:
         return None
@@ -388,8 +392,11 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
 
 def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int) -> Pace:
     """Of so many blocks, each of which goes through so many tiles of keys."""
-    flops, turns = 2 * shape.rows * shape.keys * (work.depth + work.columns), -(-blocks // HOPPER_HAS)
+    columns = work.depth * (2 if work.parts.kept else 1) + work.columns
+    flops, turns = 2 * shape.rows * shape.keys * columns, -(-blocks // HOPPER_HAS)
     share = SPECIALISED_SHARE if isinstance(shape, SpecialisedAttentionShape) else TOGETHER_SHARE
+    if work.parts.kept:
+        share = KEPT_SHARE
     if work.parts.rounds:
         share = ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE
     return Pace(turns, stages, flops, share)
@@ -439,14 +446,15 @@ def _accesses(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[Attentio
         made.append(Access(scalar, lanes, copied, along is not None))
         guards += vector_guards(lowered, lanes, sources(vector_loads(moving, lanes)))
     pairs = {}
-    for base, roots in (("@k", [parts.softmax.score]), ("@n", [parts.result])):
+    for base, roots, stored in (("@k", [parts.softmax.score], parts.kept), ("@n", [], (parts.result,))):
         lanes = pairs[base] = Lanes(space, puller, base, "", 2)
-        moving = moving_loads(roots, lanes)
+        moving = moving_loads([*roots, *(each.scalar for each in stored)], lanes)
         lanes.rely_on_loads(moving)
         pointers = sources(vector_loads(moving, lanes))
-        if base == "@n" and lanes.stride(parts.place) == 1 and lanes.aligned(parts.place):
-            lanes.rely_on_vectors([parts.place])
-            pointers += targets(lowered)
+        for each in stored:
+            if lanes.stride(each.place) == 1 and lanes.aligned(each.place):
+                lanes.rely_on_vectors([each.place])
+                pointers.append(targets(lowered)[each.output])
         vectors = vectors and divides(lanes, planned)
         guards += vector_guards(lowered, lanes, pointers)
     parts = replace(parts, accesses=tuple(made), along_keys=pairs["@k"], along_columns=pairs["@n"], vectors=vectors)

@@ -7,16 +7,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Contract, Reduce, postorder
+from onnxfuse.ir.tensors import Contract, Reduce, Tensor, postorder
 from onnxfuse.lowering.arrangement import arrangement
-from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar, indices
+from onnxfuse.lowering.pull import (
+    Apply,
+    Constant,
+    Contracted,
+    Load,
+    Puller,
+    Reduced,
+    Rows,
+    Scalar,
+    Scanned,
+    children,
+    indices,
+)
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_visible import Visible, simplified, visible_keys
 from onnxfuse.schedules.kernel import walk
@@ -59,6 +71,15 @@ class Softmax:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A result: which output it is, its element over the loops, and where that lies."""
+
+    output: int
+    scalar: Scalar
+    place: Dim
+
+
+@dataclass(frozen=True)
 class AttentionParts(Multiplied):
     """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
 
@@ -68,7 +89,9 @@ class AttentionParts(Multiplied):
         queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
         factor: what sums are multiplied by in place of the keys, so that these are copied as they lie.
         softmax: of the scores; visible: the keys that a query sees by its place, where some are masked so.
-        result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
+        result: what is made of the second product's sum at (b, m, n).
+        share: a score's of the sum of its row; kept: what is made of scores, or of shares, and wanted outside, at
+            (b, m, k).
         accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
             results; vectors: whether the planned sizes admit vectors.
     """
@@ -84,8 +107,9 @@ class AttentionParts(Multiplied):
     keys: Scalar
     values: Scalar
     softmax: Softmax
-    result: Scalar
-    place: Dim
+    result: Stored
+    share: Scalar
+    kept: tuple[Stored, ...] = ()
     factor: float = 1.0
     visible: Visible | None = None
     accesses: tuple[Access, ...] = ()
@@ -97,6 +121,10 @@ class AttentionParts(Multiplied):
     def operand(self) -> int:
         """Their type."""
         return self.queries.dtype
+
+    def is_of_share(self, scalar: Scalar) -> bool:
+        """Whether an expression is of a score's share, and not of the score alone."""
+        return self.share in walk([scalar])
 
 
 def _refused(message: str, remedy: str = "") -> Refusal:
@@ -222,19 +250,55 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
     sides = _sides(scores, puller)
     if isinstance(sides, Refusal):
         return sides
-    if len(lowered.program.outputs) != 1:
-        return _refused("its scores, or what is made of them, are used outside too")
-    (output,) = lowered.program.outputs
-    out = reached(lowered.program, space, {values: place}).get(id(output))
-    if out is None:
-        return _refused("what follows the second product changes the number of its elements")
-    result = puller.element(output, out)
+    share, every = bare(operands[0], casts=True), product((extents["@b"], extents["@m"], extents["@k"]))
+    left = tuple(at[loop] for loop in values.axes[0])
+    results = _results(lowered, puller, {values: place}, {scores: puller.sums[scores], values.operands[0]: left}, every)
+    if isinstance(results, Refusal):
+        return results
+    result, *kept = results
+    if not all(_is_kept(each.scalar, share) for each in kept):
+        return _refused("what is made of its scores and used outside is neither of scores alone nor of the softmax")
     depth, (queries, (keys, factor)) = product(scores.summed), (sides[0], _factored(sides[1]))
-    softmax = replace(softmax, score=simplified(softmax.score, {}))
+    # What somebody reads is rounded as the model says.
+    softmax = replace(softmax, score=simplified(softmax.score, {}, exact=bool(kept)))
     return AttentionParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, queries, keys, operands[1],
-        softmax, result, space.linear(out, output.shape), factor, visible_keys(softmax.score, puller),
+        softmax, result, share, tuple(kept), factor, visible_keys(softmax.score, puller, bool(kept)),
     )
+
+
+def _results(
+    lowered: Lowered, puller: Puller, behind: Mapping[Tensor, Coordinates], beside: Mapping[Tensor, Coordinates],
+    scores: Dim,
+) -> list[Stored] | Refusal:
+    """The outputs, that first which is made of the second product.
+
+    Args:
+        behind: the place of that; beside: places of scores and their shares; scores: how many there are.
+    """
+    (values,), found, others = behind, list[Stored](), list[Stored]()
+    for number, output in enumerate(lowered.program.outputs):
+        follows = values in postorder((output,))
+        at = reached(lowered.program, puller.space, behind if follows else beside).get(id(output))
+        if at is None or (not follows and product(output.shape) != scores):
+            what = "follows the second product" if follows else "is made of scores and used outside"
+            return _refused(f"what {what} changes the number of its elements")
+        one = Stored(number, puller.element(output, at), puller.space.linear(at, output.shape))
+        (found if follows else others).append(one)
+    return [*found, *others] if len(found) == 1 else _refused("what follows its second product has several results")
+
+
+def _is_kept(scalar: Scalar, share: Scalar) -> bool:
+    """Whether an expression is of one score, or of its share, and of nothing else that is computed of scores."""
+    inner, waiting = set[Scalar](), [scalar]
+    while waiting:
+        each = waiting.pop()
+        if each not in inner:
+            inner.add(each)
+            waiting += () if each is share else children(each)
+    if any(isinstance(each, (Reduced, Scanned)) for each in inner):
+        return False
+    return (share in inner) != any(isinstance(each, Contracted) for each in inner)
 
 
 def multiple_of(scalar: Scalar) -> tuple[Scalar, float]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules import attention_tf32 as tf32
-from onnxfuse.schedules.attention_parts import AttentionParts
+from onnxfuse.schedules.attention_parts import AttentionParts, Stored
 from onnxfuse.schedules.attention_softmax import POWERS, begun, each_row, maxima, powers, unscaled
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
@@ -31,12 +31,6 @@ _ROWS = {"depth": "long_row", "columns": "wide_row", "keys": "key_row"}
 """How far rows of so many columns are from one another."""
 
 
-def attention_text(parts: AttentionParts, sizes: Mapping[str, str]) -> Body:
-    """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
-    ``idx``: ``wide`` is the width of vectors."""
-    return AttentionText(parts, sizes).text()
-
-
 @dataclass(frozen=True)
 class Scores:
     """Lines that make scores of a row's sums: those once a row, the types and names of the constants in them, and those
@@ -48,7 +42,8 @@ class Scores:
 
 
 class AttentionText:
-    """Writes the body of a kernel whose blocks go over all keys that their queries see."""
+    """Writes the body of a kernel whose blocks go over all keys that their queries see, over the template's ``warps``,
+    ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and ``idx``: ``wide`` is the width of vectors."""
 
     counts = "threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
     scales = True
@@ -244,7 +239,7 @@ class AttentionText:
                 *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *_products(self.across, self.parts.rounds),
+                *products(self.across, self.parts.rounds),
                 *self.scored(RESCALED),
                 *powers(),
                 "// The values are here, and everybody is done with the keys.",
@@ -285,29 +280,34 @@ class AttentionText:
         kept = [f"const {kind} {name} = kept_{name}[i][half];" for kind, name in self._unmasked.constants]
         if visible is None:
             clear = f"start + keys <= {length}"
-            other = [*kept, *_each_score(self._scores(score, "0", length).inner)]
+            other = [*kept, *each_score(self._scores(score, "0", length).inner)]
         else:
             clear = "start >= clear && start + keys <= clear_end"
             hiding = ["long long from, to;", "seen(m, m, true, from, to);", *kept,
-                      *_each_score(self._scores(visible.score, "from", "to").inner)]
+                      *each_score(self._scores(visible.score, "from", "to").inner)]
             all_of_them = self._scores(score, "0", length)
-            other = every = [*all_of_them.outer, *_each_score(all_of_them.inner)]
+            other = every = [*all_of_them.outer, *each_score(all_of_them.inner)]
             if visible.least is None:
                 other = hiding
             elif self.narrows:
                 other = ["if (!everything) {", *indented(hiding), "} else {", *indented(every), "}"]
         # What the keys of a tile have for all rows is read once for those of a thread.
-        whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
+        whole = each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
         return [
             f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
             *maxima(last),
         ]
 
+    @property
+    def sum_of_a_score(self) -> str:
+        """The first product's sum, of the keys as they are in memory."""
+        at = "scores[i][n][half * 2 + part + v]"
+        return at if self.parts.factor == 1.0 else f"({at} * {literal(self.parts.factor, FLOAT)})"
+
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
         assert self.parts.along_keys is not None
-        at = "scores[i][n][half * 2 + part + v]"
-        own = at if self.parts.factor == 1.0 else f"({at} * {literal(self.parts.factor, FLOAT)})"
+        at, own = "scores[i][n][half * 2 + part + v]", self.sum_of_a_score
         writer = self._writer(self.parts.along_keys, lambda scalar: own if isinstance(scalar, Contracted) else None)
         value = writer.scalar(score)
         below = [f"k + v < {begin}"] if begin not in ("", "0") else []
@@ -357,23 +357,29 @@ class AttentionText:
         """Lines that store the ``width`` results of a row at column ``n``, of its sums, and those around all columns.
         """
         assert self.parts.along_columns is not None
-        lanes, output = self.parts.along_columns, self.parts.lowered.program.outputs[0]
-        kind = TYPES[output.dtype]
-        writer = self._writer(lanes, lambda scalar: "sum" if isinstance(scalar, Contracted) else None)
-        value = writer.scalar(self.parts.result)
-        neighbours = lanes.stride(self.parts.place) == 1 and lanes.aligned(self.parts.place)
-        target = pointer("o0", writer.index(self.parts.place, lane=not neighbours))
-        columns = self.extents["n"]
         scaled = f"nothing ? 0.0f : {summed} * scale" if self.parts.softmax.guarded else f"{summed} * scale"
-        inner = [f"const float sum = {scaled};", *writer.lines[Scope.LANE]]
+        lanes = self.parts.along_columns
+        writer = self._writer(lanes, lambda scalar: "sum" if isinstance(scalar, Contracted) else None)
+        return self.stored(self.parts.result, writer, "n", [f"const float sum = {scaled};"])
+
+    def stored(
+        self, result: Stored, writer: Writer, loop: str, given: Sequence[str] = ()
+    ) -> tuple[list[str], list[str]]:
+        """Lines that store the ``width`` elements of a result of a row from where a loop is on, and those around all of
+        them; ``given`` come before each."""
+        lanes, value = writer.lanes, writer.scalar(result.scalar)
+        kind = TYPES[self.parts.lowered.program.outputs[result.output].dtype]
+        neighbours = lanes.stride(result.place) == 1 and lanes.aligned(result.place)
+        target = pointer(f"o{result.output}", writer.index(result.place, lane=not neighbours))
+        inner, end = [*given, *writer.lines[Scope.LANE]], self.extents[loop]
         each = "int v = 0; v < width; ++v"
         if neighbours:
             computed = [f"{kind.compute} y[width];", *unrolled(each, [*inner, f"y[v] = {value};"]),
                         f"of::store({target}, of::pack<{kind.storage}>(y));"]
         else:
             inner.append(f"*({target}) = of::Store<{kind.storage}>::from({value});")
-            computed = unrolled(each, [f"if (n + v < {columns}) {{", *indented(inner), "}"])
-        stored = [f"if (n < {columns}) {{", *indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
+            computed = unrolled(each, [f"if ({loop} + v < {end}) {{", *indented(inner), "}"])
+        stored = [f"if ({loop} < {end}) {{", *indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
         return stored, writer.upto(Scope.ROW)
 
 
@@ -386,7 +392,7 @@ def _keys(across: bool) -> list[str]:
          "of::load_matrices<false>(right, line + step * 16 + lane / 8 % 2 * 8);"])
 
 
-def _products(across: bool, rounds: bool) -> list[str]:
+def products(across: bool, rounds: bool) -> list[str]:
     """Lines that sum up the first product, of keys that lie one after the other, or across; ``rounds``: of float32."""
     step, load, keys, multiply = (
         (8, "of::load_words", tf32.keys(across), "of::mma_tf32") if rounds else
@@ -442,7 +448,7 @@ _SUMS = (
 )
 
 
-def _each_score(body: Sequence[str]) -> list[str]:
+def each_score(body: Sequence[str]) -> list[str]:
     """A loop over the pairs of scores of a tile that a thread has of a row."""
     loops = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", body))
     return loops if body else []

@@ -68,8 +68,9 @@ class Visible:
         return any(bound.upper and bound.rising and bound.digit is not None for bound in self.bounds)
 
 
-def visible_keys(score: Scalar, puller: Puller) -> Visible | None:
-    """Which keys a query sees by the places of both alone; None where no comparison of these masks a score."""
+def visible_keys(score: Scalar, puller: Puller, exact: bool) -> Visible | None:
+    """Which keys a query sees by the places of both alone; None where no comparison of these masks a score; ``exact``:
+    as ``simplified`` has it."""
     bounds: list[Bound] = []
     passed: dict[Scalar, bool] = {}
     lowest = -np.inf
@@ -85,7 +86,7 @@ def visible_keys(score: Scalar, puller: Puller) -> Visible | None:
     if not bounds:
         return None
     least = None if lowest == -np.inf else lowest / 2
-    return Visible(tuple(dict.fromkeys(bounds)), simplified(score, passed), least)
+    return Visible(tuple(dict.fromkeys(bounds)), simplified(score, passed, exact), least)
 
 
 # ---- Bounds. ----
@@ -132,10 +133,10 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
 # ---- What a score is where a test's outcome is known. ----
 
 
-def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
+def simplified(scalar: Scalar, known: Mapping[Scalar, bool], exact: bool = False) -> Scalar:
     """An expression with tests of which the outcome is known, what that decides, and what does nothing to numbers, left
-    out: zeros that are added, and roundings of what is computed on in a wider type."""
-    return _Settling(known).of(scalar)
+    out: zeros that are added, and, unless it is to be ``exact``, roundings of what is computed on in a wider type."""
+    return _Settling(known, exact).of(scalar)
 
 
 class _Settling:
@@ -143,7 +144,7 @@ class _Settling:
 
     def __init__(self, known: Mapping[Scalar, bool], exact: bool = False) -> None:
         self.found: dict[Scalar, Scalar] = {test: Constant(BOOL, True, truth) for test, truth in known.items()}
-        self.exact = self if exact else _Settling(known, exact=True)
+        self.exact: _Settling = self if exact else _Settling(known, exact=True)
 
     def of(self, scalar: Scalar) -> Scalar:
         """An expression, each once."""
