@@ -24,6 +24,28 @@ def _phi(x: Array) -> Array:
     return x * 0.5 * (1 + _erf(x / np.sqrt(2)))
 
 
+def _multi_head_attention(
+    attributes: Mapping, opset: int, q: Array, k: Array, v: Array, *more: Array | None
+) -> Array:
+    """Without keys of the past, of queries, keys and values that are not packed."""
+    bias, mask, scores = (*more, None, None, None)[:3]
+    count = attributes["num_heads"]
+    if bias is not None:
+        q, k, v = (side + part for side, part in zip((q, k, v), np.split(
+            bias, np.cumsum([q.shape[-1], k.shape[-1]])), strict=True))
+    q, k, v = (side if side.ndim == 4 else side.reshape(*side.shape[:2], count, -1).transpose(0, 2, 1, 3)
+               for side in (q, k, v))
+    score = q @ k.transpose(0, 1, 3, 2) * (attributes.get("scale", 0.0) or q.shape[-1] ** -0.5)
+    score = score + (0.0 if scores is None else scores)
+    if mask is not None:
+        score = score + np.where(mask[:, None, None] > 0, 0.0, attributes.get("mask_filter_value", -10000.0))
+    if attributes.get("unidirectional", 0):
+        score = np.where(np.tri(*score.shape[-2:], dtype=bool), score, -np.inf)
+    power = np.exp(score - score.max(-1, keepdims=True))
+    made = (power / power.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    return made.reshape(*made.shape[:2], -1)
+
+
 def _gelu_tanh(x: Array) -> Array:
     return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -446,6 +468,7 @@ OWN: dict[tuple[str, str], Callable] = {
     (MICROSOFT, "BiasGelu"): _biased(_phi),
     (MICROSOFT, "Gelu"): _biased(_phi),
     (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
+    (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
     (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", float(np.float32(1.702)))),
     (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,

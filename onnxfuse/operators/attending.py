@@ -1,4 +1,5 @@
-"""What the standard's Attention means as tensors: two contractions with a softmax between them.
+"""What the standard's Attention, and the runtime's MultiHeadAttention, mean as tensors: two contractions with a softmax
+between them.
 
 Scores are scaled once, in float32, where the runtime scales queries and keys by the root of the factor each.  What its
 providers do in different ways, or no kernel holds, is refused: keys of the past, scores as a result, and a causal mask
@@ -11,16 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
-from onnxfuse.graph.model import Node
+from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, size_of, test, total
 from onnxfuse.ir.contractions import contract
 from onnxfuse.ir.scalars import BOOL, FLOAT, INT64
-from onnxfuse.ir.tensors import Iota, Tensor
+from onnxfuse.ir.tensors import Iota, Slice, Tensor
 from onnxfuse.operators.norms import softmax
 from onnxfuse.operators.operands import integer_attribute, number_attribute, operand, optional
 
 OPERANDS = 4
 """Queries, keys, values and a mask: what follows is of the past."""
+
+MULTI_HEAD_OPERANDS = 6
+"""The same of MultiHeadAttention, with a bias of all three, a mask of keys and a bias of scores."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     if any(value is not None for value in node.outputs[1:]):
         raise context.refuse("no-lowering", "an Attention that also writes its keys, values or scores has no kernel")
     heads = _heads(node, context)
-    q, k, v = heads.labels
+    q, k, _ = heads.labels
     summed: Tensor = contract((heads.queries, q), (heads.keys, k), "bhgsk")
     depth = heads.queries.shape[-1]
     given = node.attributes.get("scale")
@@ -59,12 +63,87 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     if masked is not score:  # a query that sees no key gives zeros
         largest = total("max_number", masked, (4,))
         power = apply("where", test("eq", largest, like(float("-inf"), largest)), like(0, power), power)
-    made = contract((declare(power, heads.values.dtype), "bhgsk"), (heads.values, v),
+    return [_weighed(power, heads), *(None for _ in node.outputs[1:])]
+
+
+def _weighed(power: Tensor, heads: _Heads) -> Tensor:
+    """Values, summed up by what a softmax gives each."""
+    made = contract((declare(power, heads.values.dtype), "bhgsk"), (heads.values, heads.labels[2]),
                     "bshgn" if heads.packed else "bhgsn")
     shape = made.shape
     joined = (shape[0], shape[1], shape[2] * shape[3] * shape[4]) if heads.packed else (
         shape[0], shape[1] * shape[2], *shape[3:])
-    return [declare(reshape(made, joined), heads.queries.dtype), *(None for _ in node.outputs[1:])]
+    return declare(reshape(made, joined), heads.queries.dtype)
+
+
+def multi_head_attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
+    """The first result of the runtime's own operator, where nobody asks for another.
+
+    A query that sees no key by the mask of keys, which is a finite number, has what all keys give.
+    """
+    if any(value is not None for value in (*node.inputs[MULTI_HEAD_OPERANDS:], *node.outputs[1:])):
+        raise context.refuse(
+            "no-lowering", "a MultiHeadAttention with keys of the past, or more results, has no kernel",
+            "join past and new keys outside of it")
+    heads = _many_heads(node, context)
+    q, k, _ = heads.labels
+    summed: Tensor = contract((heads.queries, q), (heads.keys, k), "bhgsk")
+    given = number_attribute(node, "scale", 0.0)
+    scale = like(given, summed) if given else apply("rsqrt", size_of(heads.queries.shape[-1], FLOAT))
+    score: Tensor = apply("mul", summed, scale, dtype=summed.dtype, shape=summed.shape)
+    batch, _, _, length, count = score.shape
+    bias, mask = optional(node, context, 5), optional(node, context, 4)
+    if bias is not None:
+        if not _spreads(bias.shape, (batch, score.shape[1], length, count)):
+            raise _unknown_mask(node, context)
+        more = reshape(bias, (*bias.shape[:2], dim(1), *bias.shape[2:]))
+        score = apply("add", score, declare(more, score.dtype), shape=score.shape)
+    if mask is not None:
+        if mask.rank != 2 or mask.shape != (batch, count):
+            raise _unknown_mask(node, context)
+        seen = test("gt", reshape(mask, (batch, dim(1), dim(1), dim(1), count)), like(0, mask))
+        hidden = like(number_attribute(node, "mask_filter_value", -10000.0), score)
+        score = apply("add", score, apply("where", seen, like(0, score), hidden), shape=score.shape)
+    if integer_attribute(node, "unidirectional", 0):
+        score = _causal(score, node, context)
+    return [_weighed(softmax(score, (4,)), heads), *(None for _ in node.outputs[1:])]
+
+
+def _many_heads(node: Node, context: LoweringContext) -> _Heads:
+    """Heads of queries, keys and values side by side in the last axis, a bias of all three added; or of keys and values
+    in an axis of their own."""
+    count = dim(integer_attribute(node, "num_heads", 0))
+    if any(value is None for value in node.inputs[1:3]) or len(node.inputs) < 3:
+        raise context.refuse("no-lowering", "a MultiHeadAttention whose keys or values are packed has no kernel",
+                             "split them outside of it")
+    queries, keys, values = sides = [operand(node, context, place) for place in range(3)]
+    bias = optional(node, context, 3)
+    if [side.rank for side in sides] != [3, keys.rank, keys.rank] or keys.rank not in (3, 4) or (
+            bias is not None and keys.rank != 3):
+        raise context.refuse("no-lowering", "a MultiHeadAttention of operands that lie so has no kernel")
+    if bias is not None:
+        begin, own = dim(0), []
+        for side in sides:
+            part = Slice(bias.dtype, side.shape[-1:], bias, (begin,), (1,))
+            own.append(apply("add", side, part, shape=side.shape))
+            begin += side.shape[-1]
+        queries, keys, values = own
+    if keys.rank == 4:
+        return _Heads(_parted(queries, count, dim(1), context), keys, values, ("bshgd", "bhkd", "bhkn"), True)
+    return _Heads(_parted(queries, count, dim(1), context), _parted(keys, count, None, context),
+                  _parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+
+
+def _spreads(sizes: Shape, wanted: Shape) -> bool:
+    """Whether sizes are those that are wanted, or one."""
+    return len(sizes) == len(wanted) and all(size in (1, whole) for size, whole in zip(sizes, wanted, strict=True))
+
+
+def _unknown_mask(node: Node, context: LoweringContext) -> Exception:
+    article = "an" if node.op == "Attention" else "a"
+    return context.refuse(
+        "no-lowering", f"{article} {node.op} whose mask is not known to have its scores' sizes, or one, has no kernel",
+        "give sizes that are the same one name")
 
 
 def _heads(node: Node, context: LoweringContext) -> _Heads:
@@ -106,21 +185,24 @@ def _masked(score: Tensor, node: Node, context: LoweringContext) -> Tensor:
     if mask is not None:
         sizes = (dim(1),) * (4 - mask.rank) + mask.shape
         wanted = (batch, own * groups, length, count)
-        if len(sizes) > 4 or any(size not in (1, whole) for size, whole in zip(sizes, wanted, strict=True)):
-            raise context.refuse(
-                "no-lowering", "an Attention whose mask is not known to have its scores' sizes, or one, has no kernel",
-                "give sizes that are the same one name")
+        if not _spreads(sizes, wanted):
+            raise _unknown_mask(node, context)
         split = (own, groups) if sizes[1] != 1 or own * groups == 1 else (dim(1), dim(1))
         mask = reshape(mask, (sizes[0], *split, *sizes[2:]))
         if mask.dtype == BOOL:
             score = apply("where", mask, score, hidden, dtype=score.dtype, shape=score.shape)
         else:
             score = apply("add", score, declare(mask, score.dtype), shape=score.shape)
-    if integer_attribute(node, "is_causal", 0):
-        if length != count:
-            raise context.refuse(
-                "no-lowering", f"a causal Attention of {length} queries over {count} keys has no kernel: "
-                "ONNX Runtime's providers differ in which of them it hides", "write the mask as an operand")
-        place, key = (Iota(INT64, score.shape, axis) for axis in (3, 4))
-        score = apply("where", test("le", key, place), score, hidden, dtype=score.dtype, shape=score.shape)
-    return score
+    return _causal(score, node, context) if integer_attribute(node, "is_causal", 0) else score
+
+
+def _causal(score: Tensor, node: Node, context: LoweringContext) -> Tensor:
+    """Scores of keys that do not come later."""
+    *_, length, count = score.shape
+    if length != count:
+        raise context.refuse(
+            "no-lowering", f"a causal {node.op} of {length} queries over {count} keys has no kernel: "
+            "ONNX Runtime's providers differ in which of them it hides", "write the mask as an operand")
+    place, key = (Iota(INT64, score.shape, axis) for axis in (3, 4))
+    hidden = like(float("-inf"), score)
+    return apply("where", test("le", key, place), score, hidden, dtype=score.dtype, shape=score.shape)

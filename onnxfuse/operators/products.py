@@ -11,7 +11,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
-from onnxfuse.operators.attending import attention
+from onnxfuse.operators.attending import attention, multi_head_attention
 from onnxfuse.operators.multiplying import (
     einsum,
     fused_matmul,
@@ -280,8 +280,8 @@ define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_ei
 define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arithmetic=_attention_arithmetic, host=(),
        runtime=PLAIN)
 define("LinearAttention", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(), runtime=PLAIN)
-define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types, lowering=None,
-       arithmetic=_attention_arithmetic, host=(), runtime=PLAIN)
+define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types,
+       lowering=multi_head_attention, arithmetic=_attention_arithmetic, host=(), runtime=PLAIN)
 define("Attention", "QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=None,
        arithmetic=uncounted, host=(), runtime=PLAIN)
 define("GroupQueryAttention", domain=MICROSOFT, kind=HEAVY, types=group_query_attention_types, lowering=None,
