@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 import pytest
 from emulated import EmulatedRunner
-from emulator import run_plan
+from emulator import run_plan, variants_that_hold
 from fake_timer import RUNTIME, FakeTimer, attentive
 from ir_reference import evaluate_lowered
-from kernel_harness import Region, arguments, check, make, parse, random_inputs, refused, region_of
+from kernel_harness import Region, arguments, check, make, parse, random_inputs, refused, region_of, short_inputs
 from plain_session import RELEASE
 from reference import Array
 
@@ -91,9 +91,41 @@ def test_a_query_that_sees_nothing_gives_zeros_and_one_without_a_number_none() -
     assert not got[:, :, 1].any() and np.isnan(got[0, 0, 2]).all() and np.isfinite(got[1]).all()
 
 
+KEPT = ("a mask of all", "a soft cap", "groups", "packed groups, causal", "a mask")
+"""Forms whose scores are written too, in each of the ways that have one meaning."""
+
+
+@pytest.mark.skipif(RELEASE < (1, 31), reason="older releases have other ways")
+@pytest.mark.parametrize("mode", range(4))
+@pytest.mark.parametrize("form", KEPT)
+def test_scores_as_a_result(form: str, mode: int) -> None:
+    """What the lowering means is what ONNX Runtime gives, and so does a kernel."""
+    inputs, result, call = FORMS[form]
+    heads, keys = "6" if "groups" in form or form == "a mask of all" else "4", "S" if "causal" in form else "K"
+    attributes = f"Attention<qk_matmul_output_mode = {mode}" + (", " if "<" in call else ">") + call.removeprefix("Attention").removeprefix("<")
+    graph = f"g ({inputs}) => (T[{result}] y, T[2,{heads},S,{keys}] p) {{ y, _, _, p = {attributes} }}"
+    hides = mode == 2 and form in ("packed groups, causal", "a mask")
+    for kind in ("float", "float16"):
+        if hides:
+            assert "hidden keys" in refused(graph.replace("T[", f"{kind}["), opset=23).message
+            continue
+        made, sizes = make(graph.replace("T[", f"{kind}["), opset=23), {"S": 3, "K": 5}
+        assert made.kernel.schedule == "attention"
+        model = parse(graph.replace("T[", "float["), 23)
+        del model.opset_import[1:]
+        given = hidden(made, short_inputs(made, sizes))
+        session = onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), providers=CPU)
+        wide = {name: array.astype(np.float32) if array.dtype != bool else array for name, array in given.items()}
+        for variant in variants_that_hold(made.kernel.plan, arguments(made, given), []):
+            got = run_plan(made.kernel.plan, made.kernel.source, arguments(made, given), variant=variant)
+            for one, other in zip(got, session.run(None, wide), strict=True):
+                np.testing.assert_allclose(one.astype(np.float32), other, rtol=4e-3, atol=4e-3)
+
+
 REFUSED = [
     ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v, T[2,4,P,8] pk, T[2,4,P,8] pv) => (T[2,4,S,8] y) { y, a, b = Attention(q, k, v, , pk, pv) }", "an Attention with keys of the past, or their number, has no kernel"),
-    ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v) => (T[2,4,S,8] y, T[2,4,S,K] p) { y, _, _, p = Attention(q, k, v) }", "an Attention that also writes its keys, values or scores has no kernel"),
+    ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v) => (T[2,4,S,8] y, T[2,4,K,8] p) { y, p = Attention(q, k, v) }", "an Attention that also writes its keys or values has no kernel"),
+    ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v, bool[S,K] m) => (T[2,4,S,8] y, T[2,4,S,K] p) { y, _, _, p = Attention<qk_matmul_output_mode = 2>(q, k, v, m) }", "an Attention that also writes scores of hidden keys has no kernel: which number stands for these differs"),
     ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v) => (T[2,4,S,8] y) { y = Attention<is_causal = 1>(q, k, v) }", "a causal Attention of S queries over K keys has no kernel: ONNX Runtime's providers differ in which of them it hides"),
     ("g (T[2,4,S,8] q, T[2,4,K,8] k, T[2,4,K,8] v, bool[S,M] m) => (T[2,4,S,8] y) { y = Attention(q, k, v, m) }", "an Attention whose mask is not known to have its scores' sizes, or one, has no kernel"),
     ("g (T[2,4,S,8] q, T[2,3,K,8] k, T[2,3,K,8] v) => (T[2,4,S,8] y) { y = Attention(q, k, v) }", "an Attention of 4 heads over 3 of keys has no kernel"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, make, random_inputs, sweep
@@ -42,6 +43,20 @@ def test_no_vector_is_cut_short_where_sizes_divide() -> None:
     for shape, cut in (("[N,24]", False), ("[3,7,40]", False), ("[N,31]", True), ("[3,7]", True)):
         source = make(f"g (float{shape} x) => (float{shape} y) {{ y = Neg(x) }}").kernel.source
         assert ("pointwise_at<1, idx>" in source) is cut
+
+
+@pytest.mark.parametrize("size", ["40", "S", "33"])
+def test_what_lanes_have_in_common_is_divided_once(size: str) -> None:
+    """A bias of heads by distance: places that are read, of each lane its own, and heads that all lanes share, where
+    their sizes divide, and where not."""
+    made = make(f"g (float16[B,12,{size}] x, float16[32,12] w, int64[{size}] i) => (float16[B,12,{size}] y) "
+                "{ g = Gather <axis = 0> (w, i) t = Transpose <perm = [1,0]> (g) y = Add(x, t) }")
+    source = made.kernel.source
+    assert ("(L + v) /" in source) is (size == "33")
+    for seed, one in enumerate(({"B": 2, "S": 40}, {"B": 3, "S": 33}, {"B": 1, "S": 8})):
+        inputs = random_inputs(made, one, seed)
+        inputs["i"][:] = np.random.default_rng(seed).integers(-32, 32, inputs["i"].shape)
+        check(made, inputs)
 
 
 @pytest.mark.parametrize("kind", ["float", "float16"])

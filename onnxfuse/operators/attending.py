@@ -2,13 +2,14 @@
 between them.
 
 Scores are scaled once, in float32, where the runtime scales queries and keys by the root of the factor each.  What its
-providers do in different ways, or no kernel holds, is refused: keys of the past, scores as a result, and a causal mask
-over more keys than queries, which one provider aligns at the first key and another at the last (ONNX Runtime, issue
-29020).
+providers do in different ways, or no kernel holds, is refused: keys of the past, scores of hidden keys as a result, and
+a causal mask over more keys than queries, which one provider aligns at the first key and another at the last (ONNX
+Runtime, issue 29020).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
@@ -22,6 +23,9 @@ from onnxfuse.operators.operands import integer_attribute, number_attribute, ope
 
 OPERANDS = 4
 """Queries, keys, values and a mask: what follows is of the past."""
+
+SCORES, MASKED = 3, 2
+"""The result that scores are, or what is made of them; the way in which they are masked ones."""
 
 MULTI_HEAD_OPERANDS = 6
 """The same of MultiHeadAttention, with a bias of all three, a mask of keys and a bias of scores."""
@@ -42,20 +46,20 @@ class _Heads:
 
 
 def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
-    """The first result, where nobody asks for another."""
+    """The first result, and scores or their softmax, where those are asked for."""
     if any(value is not None for value in node.inputs[OPERANDS:]):
         raise context.refuse("no-lowering", "an Attention with keys of the past, or their number, has no kernel",
                              "join past and new keys outside of it")
-    if any(value is not None for value in node.outputs[1:]):
-        raise context.refuse("no-lowering", "an Attention that also writes its keys, values or scores has no kernel")
+    if any(value is not None for value in node.outputs[1:3]):
+        raise context.refuse("no-lowering", "an Attention that also writes its keys or values has no kernel")
     heads = _heads(node, context)
     q, k, _ = heads.labels
     summed: Tensor = contract((heads.queries, q), (heads.keys, k), "bhgsk")
     depth = heads.queries.shape[-1]
     given = node.attributes.get("scale")
     scale = like(float(given), summed) if given is not None else apply("rsqrt", size_of(depth, FLOAT))
-    score: Tensor = apply("mul", summed, scale, dtype=summed.dtype, shape=summed.shape)
-    cap = number_attribute(node, "softcap", 0.0)
+    scaled: Tensor = apply("mul", summed, scale, dtype=summed.dtype, shape=summed.shape)
+    score, cap = scaled, number_attribute(node, "softcap", 0.0)
     if cap != 0:
         score = apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
     masked = _masked(score, node, context)
@@ -63,7 +67,24 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     if masked is not score:  # a query that sees no key gives zeros
         largest = total("max_number", masked, (4,))
         power = apply("where", test("eq", largest, like(float("-inf"), largest)), like(0, power), power)
-    return [_weighed(power, heads), *(None for _ in node.outputs[1:])]
+    found: list[Tensor | None] = [_weighed(power, heads), *(None for _ in node.outputs[1:])]
+    if len(node.outputs) > SCORES and node.outputs[SCORES] is not None:
+        kept = _kept(node, context, (scaled, score, masked, power))
+        batch, own, groups, *sizes = kept.shape
+        found[SCORES] = declare(reshape(kept, (batch, own * groups, *sizes)), heads.queries.dtype)
+    return found
+
+
+def _kept(node: Node, context: LoweringContext, stages: Sequence[Tensor]) -> Tensor:
+    """What is asked for of scores: as products, capped, masked, or their softmax."""
+    mode, mask = integer_attribute(node, "qk_matmul_output_mode", 0), optional(node, context, OPERANDS - 1)
+    if not 0 <= mode < len(stages):
+        raise ValueError(f"there is no way {mode} to write scores")
+    hides = integer_attribute(node, "is_causal", 0) or (mask is not None and mask.dtype == BOOL)
+    if mode == MASKED and hides:
+        raise context.refuse("no-lowering", "an Attention that also writes scores of hidden keys has no kernel: which "
+                             "number stands for these differs", "write the softmax, or scores before the mask")
+    return stages[mode]
 
 
 def _weighed(power: Tensor, heads: _Heads) -> Tensor:

@@ -117,6 +117,11 @@ class Lanes:
         divides, more = (False, ()) if size is None else self._multiple(size)
         return step if divides else None, taken + more
 
+    def is_same(self, name: str) -> bool:
+        """Whether a variable is the same for all lanes by what is relied on already."""
+        step, taken = self._step(name)
+        return step is not None and step == 0 and all(size in self.multiples for size in taken)
+
     def _same(self, scalar: Scalar) -> tuple[bool, Sizes]:
         """Whether an expression is the same for all lanes of a vector, as none of its places moves along them."""
         if isinstance(scalar, Reduced | Scanned | Contracted):

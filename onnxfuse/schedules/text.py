@@ -194,7 +194,7 @@ class Writer:
         lanes = self.lanes
         if name in self.sizes and not lanes.space.is_variable(name):
             return self.sizes[name]
-        lane = lane and lanes._moves(name)
+        lane = lane and lanes._moves(name) and not lanes.is_same(name)
         if name in lanes.space.extents and name not in lanes.space.derived and name not in lanes.puller.gathered:
             text = name.removeprefix("@")  # a loop's variable
             return f"({text} + v)" if lane else text
