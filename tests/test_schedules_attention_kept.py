@@ -15,7 +15,7 @@ KEPT = {
     "shares": (QKV, "T[B,H,S,K] p", ROWS),
     "scores": (QKV, "T[B,H,S,K] s", ROWS),
     "scores that are scaled": (QKV, "T[B,H,S,K] c", ROWS),
-    "scores of keys that are scaled": (QKV, "T[B,H,S,K] s", "a = Div(q, f) e = Div(k, f) s = MatMul(a, e) p = Softmax(s) y = MatMul(p, v)"),
+    "scores of keys that are scaled": (QKV, "T[B,H,S,K] s", "a = Div(q, f) d = Div(k, f) s = MatMul(a, d) p = Softmax(s) y = MatMul(p, v)"),
     "all of them": (QKV, "T[B,H,S,K] c, T[B,H,S,K] p, T[B,H,S,K] s", ROWS),
     "shares as float32": (QKV, "float[B,H,S,K] w", ROWS + " w = Cast <to = 1> (p)"),
     "shares of a float32 softmax": (QKV, "float[B,H,S,K] p", "s = MatMul(q, k) c = Cast <to = 1> (s) p = Softmax(c) w = CastLike(p, v) y = MatMul(w, v)"),
