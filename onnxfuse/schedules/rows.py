@@ -5,7 +5,8 @@ phases: phase p computes the reductions whose operands need reductions of phases
 (maximum, sum, result).  Between phases a row stays on chip:
 
 - *registers*: every thread keeps its elements, unrolled; for rows up to ``threads * KEPT_LIMIT`` elements, also where
-  there is one phase and nothing to keep: a thread asks for all its elements before it waits for the first;
+  there is one phase and nothing to keep: a thread asks for all its elements before it waits for the first; of few rows
+  the blocks of a cluster may share each, where tuning measured that (Hopper);
 - *shared memory*: every phase computes anew from what the first one read; for rows that the registers of a block do
   not hold, or not without spilling, and its shared memory does;
 - *streaming*: every phase reads the row again and computes anew; for rows of any length.
@@ -16,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, log2
+from types import MappingProxyType
 
 from onnxfuse.lowering.launch import Variant
+from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
+from onnxfuse.schedules.kernel import HOPPER_HAS, STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.peel import LONG_ODD_ROW
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, ReductionWork, Ways
-from onnxfuse.schedules.rows_text import row_text
+from onnxfuse.schedules.rows_text import SLOT, clustered_text, row_text
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.streaming import BLOCK_SHARED, fixed_bytes, kept_vectors, longest_row, row_bytes, streaming_text
 
@@ -56,15 +59,19 @@ FEWEST_VECTORS = 16
 SHARING = (512, 1024)
 """Threads of a block whose row is in shared memory."""
 
+CLUSTERS, SHARING_BLOCKS = (2, 4, 8), (256, 512, 1024)
+"""Blocks of a cluster that share a row which they keep, and threads of each, that tuning tries."""
+
 
 @dataclass(frozen=True)
 class RowsShape:
     """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams, ``IN_SHARED`` where
     shared memory keeps them).
 
-    ``several`` are the threads of a block whose rows are a warp or less; other blocks have one row.  ``rows`` is how
-    many rows it is meant for at most, where there are other ways for more; ``longest`` the longest row that shared
-    memory keeps on some GPU; ``least`` the shortest that it is meant for.  ``peeled``: vectors begin anywhere in a row.
+    ``several`` are the threads of a block whose rows are a warp or less; other blocks have one row, or a part of one
+    that the blocks of a ``cluster`` share.  ``rows`` is how many rows it is meant for at most, where there are other
+    ways for more; ``longest`` the longest row that shared memory keeps on some GPU; ``least`` the shortest that it is
+    meant for.  ``peeled``: vectors begin anywhere in a row.
     """
 
     threads: int
@@ -72,6 +79,7 @@ class RowsShape:
     items: int
     bits: int = 32
     several: int = BLOCK
+    cluster: int = 1
     rows: int | None = None
     longest: int = 0
     peeled: bool = False
@@ -85,7 +93,7 @@ class RowsShape:
     @property
     def capacity(self) -> int:
         """Elements of a row that fit."""
-        return self.threads * self.width * self.items
+        return self.threads * self.cluster * self.width * self.items
 
     def runs(self, length: int) -> bool:
         """Whether it runs rows of a length, with 32-bit indices."""
@@ -104,12 +112,14 @@ class RowsShape:
         kind = f"x{self.items}" if self.items > 0 else SHARED if self.items else STREAM
         block = f"_b{self.several}" if self.several != BLOCK else ""
         peeled = "_peeled" if self.peeled and self.width > 1 else ""
-        return f"rows_{self.threads}_w{self.width}_{kind}{peeled}_{self.bits}{block}"
+        cluster = f"x{self.cluster}" if self.cluster > 1 else ""
+        return f"rows_{self.threads}{cluster}_w{self.width}_{kind}{peeled}_{self.bits}{block}"
 
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("rows", threads=self.threads, width=self.width, items=self.items, block=self.block)
+        cluster = {"cluster": self.cluster} if self.cluster > 1 else {}
+        return Choice.of("rows", threads=self.threads, width=self.width, items=self.items, block=self.block, **cluster)
 
 
 class Rows(Reduction):
@@ -117,12 +127,17 @@ class Rows(Reduction):
 
     name = "rows"
     settings = "{threads} threads a row, width {width}, {items}, blocks of {block}"
+    optional = MappingProxyType({"cluster": "{cluster} of them a row"})
     each = "vector"
     heavy = False
 
     def applies(self, work: ReductionWork) -> bool:
         """Vectors run along the rows."""
         return not work.transposes and not work.way.across
+
+    def headers(self, work: ReductionWork) -> tuple[str, ...]:
+        """Also what clusters need."""
+        return (*super().headers(work), "warpgroup", "cluster")
 
     def of_rows(self, work: ReductionWork, rule: str) -> Kernel | None:
         """The kernel of rows that nothing would split."""
@@ -147,6 +162,9 @@ def _ways(work: ReductionWork, layouts: Iterable[RowsShape]) -> Ways:
     """The variants of these layouts."""
     count, ways, modes = work.expression(work.extent.count), Ways(), dict[tuple[int, bool], Function]()
     for layout in layouts:
+        if layout.cluster > 1:
+            _add_clustered(ways, work, layout)
+            continue
         mode, its = (layout.items > 0) - (layout.items < 0), _work_of(work, layout)
         if (mode, layout.peeled) not in modes:
             modes[mode, layout.peeled] = _function(its, mode)
@@ -161,8 +179,23 @@ def _ways(work: ReductionWork, layouts: Iterable[RowsShape]) -> Ways:
         step = entry.step(f"{count} {layout.block // layout.threads} ceil", shared=shared)
         ways.variants.append(Variant(layout.name, (step,), _guards(its, layout)))
     order = ((mode, peeled) for mode in (1, -1, 0) for peeled in (False, True))
-    ways.functions = [modes[each] for each in order if each in modes]
+    ways.functions += [modes[each] for each in order if each in modes]
     return ways
+
+
+def _add_clustered(ways: Ways, work: ReductionWork, layout: RowsShape) -> None:
+    """A variant whose clusters have a row each."""
+    body = clustered_text(work.frame)
+    template = ("width", "threads", "block", "items", "blocks")
+    function = Function("rows_in_clusters", template, work.signature.parameters(body.sizes), body.text)
+    settings = layout.width, layout.threads, layout.block, layout.items, layout.cluster
+    entry = function.entry(layout.name, settings, layout.bits, layout.block)
+    reductions = sum(map(len, work.phases.reductions))
+    step = entry.step(f"{work.expression(work.extent.count)} {layout.cluster} *", shared=str(SLOT * reductions))
+    step = replace(step, cluster=(str(layout.cluster), "1", "1"))
+    ways.functions.append(function)
+    ways.entries.append(entry)
+    ways.variants.append(Variant(layout.name, (step,), (HOPPER, *_guards(work, layout))))
 
 
 def _work_of(work: ReductionWork, layout: RowsShape) -> ReductionWork:
@@ -312,7 +345,19 @@ def _others(default: RowsShape, work: ReductionWork) -> tuple[RowsShape, ...]:
                 found += [RowsShape(threads, lanes, 0, peeled=peeled)]
         if default.items <= 0 or default.items * default.width * kept > KEPT_LIMIT:
             found += _sharing(its, lanes, length)
-    return tuple(shape for shape in found if shape != default)
+    return tuple(shape for shape in (*found, *_clustered(work, length)) if shape != default)
+
+
+def _clustered(work: ReductionWork, length: int) -> Iterator[RowsShape]:
+    """Of rows that are too few for the multiprocessors, ways for several of these to keep one."""
+    count, width, kept = work.extent.rows, work.lanes.width, max(work.phases.live, 1)
+    if count is None or not work.phases.live or length % width:
+        return
+    for cluster in CLUSTERS:
+        for threads in SHARING_BLOCKS if count * cluster <= 2 * HOPPER_HAS else ():
+            items = -(-length // (width * threads * cluster))
+            if items * width * kept <= 2 * KEPT_LIMIT and items * threads * cluster * width < 2 * length:
+                yield RowsShape(threads, width, items, cluster=cluster)
 
 
 def _widths(work: ReductionWork, length: int) -> Iterator[tuple[ReductionWork, int]]:

@@ -11,6 +11,9 @@ from onnxfuse.schedules.text import indented
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""
 
+SLOT = 16
+"""Bytes of shared memory that a block's part of a reduction has, for other blocks to read."""
+
 _EARLY = "early"
 """Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
 
@@ -21,10 +24,15 @@ def row_text(frame: Frame) -> Body:
     return RowText(frame, keep=True).text()
 
 
-class RowText(PhaseText):
-    """The text of a row kernel."""
+def clustered_text(frame: Frame) -> Body:
+    """The same where the ``blocks`` of a cluster share a row; one more number of the template."""
+    return ClusteredText(frame, keep=True).text()
 
-    first = "live && lane == 0"
+
+class RowText(PhaseText):
+    """The text of a row kernel; ``sharing``: how many threads share a row."""
+
+    first, sharing = "live && lane == 0", "threads"
 
     def __init__(self, frame: Frame, keep: bool) -> None:
         super().__init__(frame, keep)
@@ -33,8 +41,7 @@ class RowText(PhaseText):
     def text(self) -> Body:
         """The whole body."""
         lines = [
-            "  const int lane = threadIdx.x % threads;",
-            "  const idx given = (idx)blockIdx.x * (block / threads) + threadIdx.x / threads;",
+            *self.place(),
             # Threads past the last row go along, because the lanes of a warp reduce together, and write nothing.
             f"  const bool live = given < {self.frame.count};",
             f"  const idx row = live ? given : {self.frame.count} - 1;",
@@ -45,8 +52,17 @@ class RowText(PhaseText):
             phases += self.phase_lines()
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
         early, phases[place:place + 1] = self._early_loads()
-        lines += self.peel() + self.opening() + early + phases + self.row_outputs()
+        lines += self.peel() + self.opening() + early + phases + self.row_outputs() + self.closing()
         return self.body(lines)
+
+    def place(self) -> list[str]:
+        """Which row a thread has, and which of its threads it is."""
+        return ["  const int lane = threadIdx.x % threads;",
+                "  const idx given = (idx)blockIdx.x * (block / threads) + threadIdx.x / threads;"]
+
+    def closing(self) -> list[str]:
+        """Lines after all else."""
+        return []
 
     def opening(self) -> list[str]:
         """Lines before the first phase."""
@@ -66,7 +82,7 @@ class RowText(PhaseText):
             return [
                 "#pragma unroll",
                 "  for (int item = 0; item < items; ++item) {",
-                f"    const idx e = {first}((idx)item * threads + lane) * width;",
+                f"    const idx e = {first}((idx)item * {self.sharing} + lane) * width;",
                 f"    if (e < {end}) {{",
             ]
         return [f"  for (idx e = {first}(idx)lane * width; e < {end}; e += threads * width) {{"]
@@ -125,6 +141,34 @@ class RowText(PhaseText):
             f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors, *indented(before),
         ]
         return room, ["      if constexpr (early) {", *indented(inside, 4), "      }"]
+
+
+class ClusteredText(RowText):
+    """The text of a kernel whose rows the blocks of a cluster share: each keeps a part, and reads what the others found
+    of theirs."""
+
+    sharing = "threads * blocks"
+
+    def place(self) -> list[str]:
+        """Neighbouring blocks share a row."""
+        return ["  extern __shared__ __align__(16) unsigned char of_dynamic[];",
+                "  const int lane = (int)(blockIdx.x % blocks) * threads + threadIdx.x;",
+                "  const idx given = (idx)blockIdx.x / blocks;"]
+
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
+        """Over the threads of a block, then over the blocks, each reduction in a place of its own."""
+        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
+        place = SLOT * sum(each in self.names for phase in self.phases.reductions for each in phase)
+        self.names[reduction] = name
+        return [
+            f"  __shared__ {kind} {name}_of_warps[32];",
+            f"  const {kind} {name} = of::reduce_blocks<{functor}, threads, blocks>(of::fold<{functor}>("
+            f"{self.accumulator(name)}), {name}_of_warps, reinterpret_cast<{kind}*>(of_dynamic + {place}));",
+        ]
+
+    def closing(self) -> list[str]:
+        """Nobody ends while others read what it found."""
+        return ["  of::meet_cluster();"]
 
 
 def online_over_threads(largest: tuple[str, Reduced], powers: tuple[str, Reduced], functor: str) -> list[str]:

@@ -151,6 +151,8 @@ CASES = {
         { z = GridSample<padding_mode = "reflection">(x, h) y = Relu(z) }""",
     "samples of a grid of volumes, the nearest": """g (T[2,3,5,9,7] x, T[2,5,6,7,3] h) => (T[2,3,5,6,7] y)
         { z = GridSample<mode = "nearest", padding_mode = "border", align_corners = 1>(x, h) y = Relu(z) }""",
+    "few long rows": """g (T[5,8208] x, T[8208] g, T[8208] b) => (T[5,8208] y)
+        { i = LayerNormalization(x, g, b) y = Relu(i) }""",
     "long rows in pieces": """g (T[2,97,91,24] x, T[6] g, T[6] b, T[24,1,1] w) => (T[2,97,91,24] y)
         <int64[3] s = {0,6,-1}, int64[4] t = {0,24,97,91}>
         { f = Transpose<perm = [0,3,1,2]>(x) r = Reshape(f, s) i = InstanceNormalization(r, g, b) q = Reshape(i, t)

@@ -42,6 +42,20 @@ __device__ __forceinline__ const float* of_block(const float* own, int rank) {
 #endif
 }
 
+// Over the threads of all blocks of a cluster, in the order of their ranks; as `reduce`.  `own` is a place of its own in
+// the dynamic shared memory, which no block may leave before all have read it.
+template <typename Op, int threads, int blocks, typename T>
+__device__ __forceinline__ T reduce_blocks(T x, T* partial, T* own) {
+  x = reduce<Op, threads>(x, partial);
+  if (threadIdx.x == 0) *own = x;
+  meet_cluster();
+  const float* const place = reinterpret_cast<const float*>(own);
+  x = *reinterpret_cast<const T*>(of_block(place, 0));
+#pragma unroll
+  for (int rank = 1; rank < blocks; ++rank) x = Op::of(x, *reinterpret_cast<const T*>(of_block(place, rank)));
+  return x;
+}
+
 // A vector to where this lies in the shared memory of the block of this rank.
 template <typename T, int width>
 __device__ __forceinline__ void store_to_block(T* own, int rank, const Vector<T, width>& vector) {
