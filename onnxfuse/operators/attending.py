@@ -139,9 +139,13 @@ def _many_heads(node: Node, context: LoweringContext) -> _Heads:
                              "split them outside of it")
     queries, keys, values = sides = [operand(node, context, place) for place in range(3)]
     bias = optional(node, context, 3)
-    if [side.rank for side in sides] != [3, keys.rank, keys.rank] or keys.rank not in (3, 4) or (
-            bias is not None and keys.rank != 3):
-        raise context.refuse("no-lowering", "a MultiHeadAttention of operands that lie so has no kernel")
+    ranks, whole = [side.rank for side in sides], sum((side.shape[-1] for side in sides), dim(0))
+    apart = ranks == [3, 4, 4] and bias is None and keys.shape[1] == values.shape[1] == count
+    beside = ranks == [3, 3, 3] and (bias is None or bias.shape == (whole,))
+    if not apart and not beside:
+        raise context.refuse(
+            "no-lowering", "a MultiHeadAttention whose operands are not known to lie in one of the ways that it has, "
+            "with biases for all of them or none, has no kernel")
     if bias is not None:
         begin, own = dim(0), []
         for side in sides:
@@ -149,7 +153,7 @@ def _many_heads(node: Node, context: LoweringContext) -> _Heads:
             own.append(apply("add", side, part, shape=side.shape))
             begin += side.shape[-1]
         queries, keys, values = own
-    if keys.rank == 4:
+    if apart:
         return _Heads(_parted(queries, count, dim(1), context), keys, values, ("bshgd", "bhkd", "bhkn"), True)
     return _Heads(_parted(queries, count, dim(1), context), _parted(keys, count, None, context),
                   _parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_parts import Stored
 from onnxfuse.schedules.attention_softmax import each_row
-from onnxfuse.schedules.attention_text import AttentionText, each_score, products
+from onnxfuse.schedules.attention_text import SCORE, AttentionText, each_score, products
 from onnxfuse.schedules.text import indented, unrolled
 
 
@@ -70,14 +70,14 @@ class KeptText(AttentionText):
         of_shares = [each for each in kept if self.parts.is_of_share(each.scalar)]
         lines = [line for each in kept if each not in of_shares for line in self._each_stored(each)]
         if of_shares:
-            at, guard = "scores[i][n][half * 2 + part + v]", "nothings[i][half] ? 0.0f : "
+            guard = "nothings[i][half] ? 0.0f : "
             all_of_them = self._scores(self.parts.softmax.score, "0", self.extents["k"])
             lines += [
                 *all_of_them.outer, *each_score(all_of_them.inner),
                 "const float offset = Powers::offset(most[i][half]);",
                 *each_score(unrolled("int v = 0; v < pair; ++v", [
-                    f"{at} = {guard if self.parts.softmax.guarded else ''}"
-                    f"Powers::far_term({at}, by, offset) * scales[i][half];"])),
+                    f"{SCORE} = {guard if self.parts.softmax.guarded else ''}"
+                    f"Powers::far_term({SCORE}, by, offset) * scales[i][half];"])),
             ]
             lines += [line for each in of_shares for line in self._each_stored(each)]
         return lines
@@ -88,7 +88,7 @@ class KeptText(AttentionText):
 
         def known(scalar: Scalar) -> str | None:
             if scalar is self.parts.share:
-                return "scores[i][n][half * 2 + part + v]"
+                return SCORE
             return self.sum_of_a_score if isinstance(scalar, Contracted) else None
 
         stored, outer = self.stored(kept, self._writer(self.parts.along_keys, known), "k")

@@ -27,6 +27,9 @@ _TILES = (("rows", "depth", "m", "d"), ("keys", "depth", "k", "d"), ("keys", "co
 """Of queries, keys and values: rows and columns of a tile, and the loops over them."""
 
 
+SCORE = "scores[i][n][half * 2 + part + v]"
+"""A lane's score of those that a thread has of a row of a tile, or what has been made of it."""
+
 _ROWS = {"depth": "long_row", "columns": "wide_row", "keys": "key_row"}
 """How far rows of so many columns are from one another."""
 
@@ -301,13 +304,12 @@ class AttentionText:
     @property
     def sum_of_a_score(self) -> str:
         """The first product's sum, of the keys as they are in memory."""
-        at = "scores[i][n][half * 2 + part + v]"
-        return at if self.parts.factor == 1.0 else f"({at} * {literal(self.parts.factor, FLOAT)})"
+        return SCORE if self.parts.factor == 1.0 else f"({SCORE} * {literal(self.parts.factor, FLOAT)})"
 
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
         assert self.parts.along_keys is not None
-        at, own = "scores[i][n][half * 2 + part + v]", self.sum_of_a_score
+        at, own = SCORE, self.sum_of_a_score
         writer = self._writer(self.parts.along_keys, lambda scalar: own if isinstance(scalar, Contracted) else None)
         value = writer.scalar(score)
         below = [f"k + v < {begin}"] if begin not in ("", "0") else []
