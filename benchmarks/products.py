@@ -3,12 +3,12 @@ PyTorch's bare product where that is installed.
 
     python benchmarks/products.py [--cases bert,resnet] [--type float32] [--target GPU] [--dry-run] [--no-torch]
 
-Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and
-GELU or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU. PyTorch's time
-is of the bare product, or of the channels-last convolution without bias; beside it the time of its own kernel,
-cuBLASLt's, for a bias and GELU (by tanh, the one that it has), or for a product that is added to a matrix in its
-place. Passes where bare products take at most 1 / 0.9 times PyTorch's time in the mean, and the others at most 1.10
-times each. ``--dry-run`` names the ways and times nothing.
+Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and GELU
+or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU.  PyTorch's time is of
+the bare product, or of the channels-last convolution without bias; beside it the time of its own kernel, cuBLASLt's,
+for a bias and GELU (by tanh, the one that it has), or for a product that is added to a matrix in its place.  Passes
+where bare products take at most 1 / 0.9 times PyTorch's time in the mean, and the others at most 1.10 times each.
+``--dry-run`` names the ways and times nothing.
 """
 
 from __future__ import annotations

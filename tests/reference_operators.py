@@ -41,8 +41,7 @@ def _multi_head_attention(
         score = score + np.where(mask[:, None, None] > 0, 0.0, attributes.get("mask_filter_value", -10000.0))
     if attributes.get("unidirectional", 0):
         score = np.where(np.tri(*score.shape[-2:], dtype=bool), score, -np.inf)
-    power = np.exp(score - score.max(-1, keepdims=True))
-    made = (power / power.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    made = (_softmax(score, (3,)) @ v).transpose(0, 2, 1, 3)
     return made.reshape(*made.shape[:2], -1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from emulated import EmulatedRunner
@@ -142,14 +143,14 @@ LAYER = ("g (float16[B,S,96] x, float16[32,32] w, bool[S,S] m) => (float16[B,S,3
          "{ q, k, v = Split<axis = 2, num_outputs = 3>(x) o = Attention<q_num_heads = 2, kv_num_heads = 2, is_causal = 1>(q, k, v, m) y = MatMul(o, w) }")
 
 
-def planned(**options: object) -> Optimised:
+def planned(layer: onnx.ModelProto, **options: object) -> Optimised:
     wanted = {"dims": {"B": 1, "S": 80}, "target": attentive(), "verify": False, "database": False, "disable": ["products"], **options}
-    return optimise(parse(LAYER, 23), Options(**wanted))  # type: ignore[arg-type]
+    return optimise(layer, Options(**wanted))  # type: ignore[arg-type]
 
 
 def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone() -> None:
     """Whatever rate is known of attentions of nodes: the runtime has kernels for the operator."""
-    made = planned()
+    made = planned(parse(LAYER, 23))
     assert not made.plan.fusions and "unmeasured" in {refusal.code for refusal in made.refusals}
     (core, *_) = made.plan.with_products
     assert [node.op for node in core.view] == ["Attention"]
@@ -161,7 +162,7 @@ def test_verification(tmp_path: Path) -> None:
     timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0)
     with open_database(tmp_path / "measurements.sqlite") as kept:
         tune(parse(LAYER, 23), timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
-        made = planned(database=Path(kept.name), target="H100")
+        made = planned(parse(LAYER, 23), database=Path(kept.name), target="H100")
     assert [fusion.kernel.schedule for fusion in made.plan.fusions] == ["attention"]
     (result,) = verify(made, EmulatedRunner()).nodes
     assert result.verdict == "passed", result

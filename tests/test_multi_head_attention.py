@@ -11,14 +11,13 @@ import numpy as np
 import onnxruntime
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
-from fake_timer import RUNTIME, FakeTimer, attentive
+from fake_timer import RUNTIME, FakeTimer
 from ir_reference import evaluate_lowered
 from kernel_harness import Region, arguments, check, make, parse, random_inputs, refused, region_of
 from reference import Array
+from test_attention_operator import planned
 
 from onnxfuse.measuring.database import open_database
-from onnxfuse.optimised import Optimised
-from onnxfuse.pipeline import Options, optimise
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.evaluate import CPU, exact_options
@@ -107,19 +106,15 @@ LAYER = ("g (float16[B,S,96] x, float16[32,32] w, float16[96] b, int32[B,S] m) =
          "{ q, k, v = Split<axis = 2, num_outputs = 3>(x) o = com.microsoft.MultiHeadAttention<num_heads = 2>(q, k, v, b, m) y = MatMul(o, w) }")
 
 
-def planned(**options: object) -> Optimised:
-    wanted = {"dims": {"B": 1, "S": 80}, "target": attentive(), "verify": False, "database": False, "disable": ["products"], **options}
-    return optimise(parse(LAYER), Options(**wanted))  # type: ignore[arg-type]
-
-
 def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_path: Path) -> None:
     """A fault of a hundredth is found."""
-    made = planned()
+    layer = parse(LAYER)
+    made = planned(layer)
     assert not made.plan.fusions and "unmeasured" in {refusal.code for refusal in made.refusals}
     timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0)
     with open_database(tmp_path / "measurements.sqlite") as kept:
-        tune(parse(LAYER), timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
-        made = planned(database=Path(kept.name), target="H100")
+        tune(layer, timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
+        made = planned(layer, database=Path(kept.name), target="H100")
     (fusion,) = made.plan.fusions
     assert fusion.kernel.schedule == "attention" and [node.op for node in fusion.view] == ["MultiHeadAttention"]
     for runner, verdict in ((EmulatedRunner(), "passed"), (FaultyRunner(), "failed")):

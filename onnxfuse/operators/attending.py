@@ -53,12 +53,8 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     if any(value is not None for value in node.outputs[1:3]):
         raise context.refuse("no-lowering", "an Attention that also writes its keys or values has no kernel")
     heads = _heads(node, context)
-    q, k, _ = heads.labels
-    summed: Tensor = contract((heads.queries, q), (heads.keys, k), "bhgsk")
-    depth = heads.queries.shape[-1]
     given = node.attributes.get("scale")
-    scale = like(float(given), summed) if given is not None else apply("rsqrt", size_of(depth, FLOAT))
-    scaled: Tensor = apply("mul", summed, scale, dtype=summed.dtype, shape=summed.shape)
+    scaled = _scores(heads, None if given is None else float(given))
     score, cap = scaled, number_attribute(node, "softcap", 0.0)
     if cap != 0:
         score = apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
@@ -87,6 +83,15 @@ def _kept(node: Node, context: LoweringContext, stages: Sequence[Tensor]) -> Ten
     return stages[mode]
 
 
+def _scores(heads: _Heads, scale: float | None) -> Tensor:
+    """Queries by keys (batch, heads, heads that share keys, queries, keys), times a scale or by the root of a head's
+    size."""
+    q, k, _ = heads.labels
+    summed = contract((heads.queries, q), (heads.keys, k), "bhgsk")
+    by = apply("rsqrt", size_of(heads.queries.shape[-1], FLOAT)) if scale is None else like(scale, summed)
+    return apply("mul", summed, by, dtype=summed.dtype, shape=summed.shape)
+
+
 def _weighed(power: Tensor, heads: _Heads) -> Tensor:
     """Values, summed up by what a softmax gives each."""
     made = contract((declare(power, heads.values.dtype), "bhgsk"), (heads.values, heads.labels[2]),
@@ -107,11 +112,7 @@ def multi_head_attention(node: Node, context: LoweringContext) -> list[Tensor | 
             "no-lowering", "a MultiHeadAttention with keys of the past, or more results, has no kernel",
             "join past and new keys outside of it")
     heads = _many_heads(node, context)
-    q, k, _ = heads.labels
-    summed: Tensor = contract((heads.queries, q), (heads.keys, k), "bhgsk")
-    given = number_attribute(node, "scale", 0.0)
-    scale = like(given, summed) if given else apply("rsqrt", size_of(heads.queries.shape[-1], FLOAT))
-    score: Tensor = apply("mul", summed, scale, dtype=summed.dtype, shape=summed.shape)
+    score = _scores(heads, number_attribute(node, "scale", 0.0) or None)
     batch, _, _, length, count = score.shape
     bias, mask = optional(node, context, 5), optional(node, context, 4)
     if bias is not None:

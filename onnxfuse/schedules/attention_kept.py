@@ -57,8 +57,7 @@ class KeptText(AttentionText):
             "float scales[tiles][2];",
             *(["bool nothings[tiles][2];"] if guarded else []),
             *each_row([
-                "float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
-                *self.scale("most[i][half]"),
+                *self.scale_of_row(),
                 "scales[i][half] = scale;",
                 *(["nothings[i][half] = nothing;"] if guarded else []),
             ]),

@@ -26,7 +26,6 @@ from onnxfuse.lowering.pull import (
     Rows,
     Scalar,
     Scanned,
-    children,
     indices,
 )
 from onnxfuse.refusal import Refusal
@@ -290,13 +289,8 @@ def _results(
 
 def _is_kept(scalar: Scalar, share: Scalar) -> bool:
     """Whether an expression is of one score, or of its share, and of nothing else that is computed of scores."""
-    inner, waiting = set[Scalar](), [scalar]
-    while waiting:
-        each = waiting.pop()
-        if each not in inner:
-            inner.add(each)
-            waiting += () if each is share else children(each)
-    if any(isinstance(each, (Reduced, Scanned)) for each in inner):
+    inner = walk([scalar], leaf=share)
+    if any(isinstance(each, Reduced | Scanned) for each in inner):
         return False
     return (share in inner) != any(isinstance(each, Contracted) for each in inner)
 

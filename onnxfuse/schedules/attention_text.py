@@ -335,11 +335,14 @@ class AttentionText:
         columns = unrolled("int c = 0; c < columns / 8; ++c", unrolled("int part = 0; part < 2; part += pair", [
             "constexpr int width = pair;", "const int n = c * 8 + corner + part;", *results]))
         return each_row([
-            "float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
-            *self.scale("most[i][half]"),
+            *self.scale_of_row(),
             "const idx m = first + own + i * 16 + half * 8 + group;",
             f"if (m < {self.extents['m']}) {{", *indented([*outer, *columns]), "}",
         ])
+
+    def scale_of_row(self) -> list[str]:
+        """Lines that make ``scale`` of what the lanes of a row have summed up of its powers."""
+        return ["float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);", *self.scale("most[i][half]")]
 
     def scale(self, most: str) -> list[str]:
         """Lines that make ``scale`` of the sum ``whole`` of a row's powers."""

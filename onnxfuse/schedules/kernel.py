@@ -226,15 +226,15 @@ def vector_guards(lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, i
     return tuple(guards)
 
 
-def walk(roots: Iterable[Scalar]) -> list[Scalar]:
-    """Every expression under the roots once."""
+def walk(roots: Iterable[Scalar], leaf: Scalar | None = None) -> list[Scalar]:
+    """Every expression under the roots once, but for those that only a ``leaf`` is made of."""
     seen: dict[Scalar, None] = {}
     stack = list(roots)
     while stack:
         scalar = stack.pop()
         if scalar not in seen:
             seen[scalar] = None
-            stack += children(scalar)
+            stack += () if scalar is leaf else children(scalar)
     return list(seen)
 
 

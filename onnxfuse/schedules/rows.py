@@ -353,8 +353,8 @@ def _clustered(work: ReductionWork, length: int) -> Iterator[RowsShape]:
     count, width, kept = work.extent.rows, work.lanes.width, max(work.phases.live, 1)
     if count is None or not work.phases.live or length % width:
         return
-    for cluster in CLUSTERS:
-        for threads in SHARING_BLOCKS if count * cluster <= 2 * HOPPER_HAS else ():
+    for cluster in (each for each in CLUSTERS if count * each <= 2 * HOPPER_HAS):
+        for threads in SHARING_BLOCKS:
             items = -(-length // (width * threads * cluster))
             if items * width * kept <= 2 * KEPT_LIMIT and items * threads * cluster * width < 2 * length:
                 yield RowsShape(threads, width, items, cluster=cluster)

@@ -133,15 +133,6 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 #endif
 }
-__device__ __forceinline__ float reciprocal_approximate(float x) {
-#ifdef ONNXFUSE_EMULATOR
-  return 1.0f / x;
-#else
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#endif
-}
 // exp(a - b) in two instructions.  What the product with b rounds off is the same factor for every a: a softmax, which
 // divides by the sum, loses it.  From 2^30 on it would overflow; half has no such numbers, and gives none here either.
 __device__ __forceinline__ float exp_difference(float a, float b) {
