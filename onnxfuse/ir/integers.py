@@ -15,8 +15,8 @@ from onnxfuse.graph.dims import dim, product
 from onnxfuse.graph.model import Shape
 from onnxfuse.ir.context import apply, reshape
 from onnxfuse.ir.scalars import FLOAT, INT32, TYPES, limits
+from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import (
-    Concat,
     Contract,
     Expand,
     Fill,
@@ -25,10 +25,8 @@ from onnxfuse.ir.tensors import (
     Program,
     Reshape,
     Slice,
-    Take,
     Tensor,
     Window,
-    operands,
 )
 
 MOST = 2**31 - 1
@@ -95,17 +93,11 @@ def in_integers(program: Program) -> Program:
     products = [tensor for tensor in program.tensors if isinstance(tensor, Contract)]
     sides: dict[int, _Dequantised | None] = {
         id(operand): _dequantised(operand) for each in products for operand in each.operands}
-    made = {id(each): _scaled(each, [sides[id(operand)] for operand in each.operands]) for each in products}
-    found = {name: tensor for name, tensor in made.items() if tensor is not None}
+    made = {each: _scaled(each, [sides[id(operand)] for operand in each.operands]) for each in products}
+    found: dict[Tensor, Tensor] = {each: tensor for each, tensor in made.items() if tensor is not None}
     if not products or len(found) < len(made):
         return program
-    for tensor in program.tensors:
-        below = operands(tensor)
-        if id(tensor) not in found:
-            changed = tuple(found[id(operand)] for operand in below)
-            same = all(one is other for one, other in zip(below, changed, strict=True))
-            found[id(tensor)] = tensor if same else _of(tensor, changed)
-    return replace(program, outputs=tuple(found[id(output)] for output in program.outputs))
+    return replace(program, outputs=substituted(program.outputs, found))
 
 
 @dataclass(frozen=True)
@@ -225,13 +217,3 @@ def _along_result(scale: Tensor, axes: Sequence[int], contract: Contract) -> Ten
         return None
     shape: Shape = (size, *(dim(1),) * (contract.rank - 1 - loop))
     return reshape(scale, shape)
-
-
-def _of(tensor: Tensor, changed: tuple[Tensor, ...]) -> Tensor:
-    """A tensor with other operands."""
-    if isinstance(tensor, Map | Concat):
-        return replace(tensor, operands=changed)
-    if isinstance(tensor, Take):
-        return replace(tensor, operand=changed[0], indices=changed[1])
-    (operand,) = changed
-    return replace(tensor, operand=operand)  # type: ignore[call-arg]
