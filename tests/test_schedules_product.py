@@ -334,7 +334,7 @@ def test_four_warps_multiply_together_where_the_gpu_can() -> None:
     ("g (T[M,K] a, T[M,K] c, T[K,N] b, T[K,N] d) => (T[M,N] y, T[M,N] z) { y = MatMul(a, b) z = MatMul(c, d) }", "its products have no operand in common that all of their rows are of"),
     (PLAIN.replace("(T[M,N] y)", "(T[L,N] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = Slice(p, none, all, none, two)").replace(
         "{ p", "<int64[1] none = {0}, int64[1] all = {9999}, int64[1] two = {2}> { p"), "what follows the product changes the number of its elements"),
-    (PLAIN.replace("(T[M,N] y)", "(T[M] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = ReduceMax<keepdims = 0>(p, one)").replace("{ p", "<int64[1] one = {1}> { p"), "a reduction is used where elements are not arranged in its rows"),
+    (PLAIN.replace("(T[M,N] y)", "(T[M] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = ReduceMax<keepdims = 0>(p, one)").replace("{ p", "<int64[1] one = {1}> { p"), "its rows have N elements, and the blocks of a cluster hold 1536 at most"),
 ])
 def test_what_it_has_no_kernel_for(text: str, message: str) -> None:
     assert refused(text.replace("T[", "float16[")).message == message

@@ -145,6 +145,7 @@ const void* onnxfuse_emulator_of_block(const void* own, int rank, int line) {
   const char* const place = static_cast<const char*>(own);
   if (place < block.dynamic || place >= block.dynamic + launch->shared) fail(line, "no address of the block's shared memory");
   if (rank < 0 || rank >= block_count) fail(line, "block %d of a cluster of %d", rank, block_count);
+  if (blocks[rank].live == 0) fail(line, "block %d of the cluster has ended", rank);
   return blocks[rank].dynamic + (place - block.dynamic);
 }
 
@@ -203,6 +204,13 @@ void onnxfuse_emulator_arrived(void* barrier, int parity, int line) {
     stop(self, State::arrivals);
     yield();
   }
+}
+void onnxfuse_emulator_store_counted(void* to, const void* from, size_t size, void* barrier, int line) {
+  Arrivals& what = arrivals_at(barrier, line);
+  memcpy(to, from, size);
+  what.bytes -= static_cast<int64_t>(size);
+  end_phase(what);
+  wake(barrier);
 }
 void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int rank, void* barrier, int line) {
   Tile tile{static_cast<char*>(to), {}, {}};

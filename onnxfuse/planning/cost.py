@@ -41,7 +41,7 @@ from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Kernel, Schedule, running
-from onnxfuse.schedules.kernel import TILE_ENDS
+from onnxfuse.schedules.kernel import TILE_BEGINS, TILE_ENDS
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
@@ -49,9 +49,8 @@ PRODUCT_EFFICIENCY = 0.7
 STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
 
-TILE_BEGINS, STAGE_WAITS = 2.5e-6, 0.2e-6
-"""Seconds of kernels whose tiles a warp copies: until the first is multiplied, and of a stage at least (H100, 745
-products and convolutions)."""
+STAGE_WAITS = 0.2e-6
+"""Seconds of a stage of kernels whose tiles a warp copies, at least (H100, 745 products and convolutions)."""
 
 TILES_COPY = 0.86
 """Share of the bandwidth that they reach."""

@@ -38,8 +38,9 @@ HOPPER_HAS = 132
 """Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
 
 
-TILE_ENDS = 0.6e-6
-"""Seconds of a tile that a warp copies, to store it (H100, 745 products and convolutions)."""
+TILE_BEGINS, TILE_ENDS = 2.5e-6, 0.6e-6
+"""Seconds of kernels whose tiles a warp copies: until the first is multiplied, and of each to store it (H100, 745
+products and convolutions)."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Pace:
         share: of the rate that large tiles reach; waits: seconds that a stage is waited for at least.
         results: TFLOP/s at which what follows the products is computed; None where that hardly counts; meanwhile:
             whether the next tile is multiplied while that is.
-        whole: seconds of all that, where it follows from other things than arithmetic; ends: seconds that a tile takes
-            beside to be stored.
+        whole: seconds of all that behind ``TILE_BEGINS``, where it follows from other things than arithmetic; ends:
+            seconds that a tile takes beside to be stored.
     """
 
     tiles: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
+from onnxfuse.lowering.pull import Contracted, Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.moments import Moments, squares_about_means
@@ -137,9 +137,10 @@ class Phases:
         return elements + [o.scalar for o in self.outputs if o.whole and self.depth(o.scalar) == phase]
 
     def _reads(self, scalar: Scalar) -> bool:
-        """Whether an expression reads memory that differs from lane to lane; else it is cheaper anew."""
+        """Whether an expression reads memory that differs from lane to lane, or is of a product's sum, which is at hand
+        but once; else it is cheaper anew."""
         if scalar not in self._reading:
-            self._reading[scalar] = (
+            self._reading[scalar] = isinstance(scalar, Contracted) or (
                 self.lanes.stride(scalar.offset) != 0 if isinstance(scalar, Load)
                 else not isinstance(scalar, Reduced) and any(self._reads(child) for child in children(scalar))
             )

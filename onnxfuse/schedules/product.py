@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import in_integers
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
@@ -33,7 +32,7 @@ from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_integers import IntegerBoxText, IntegerSpecialisedText, IntegerText
 from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
-from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
+from onnxfuse.schedules.product_maps import all_mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
     ProductParts,
@@ -123,10 +122,7 @@ class Product(Schedule):
         products = contractions(request.lowered)
         if len(products) > self.products:
             return Refusal("product-structure", f"{len(products)} products in one region")
-        try:
-            parts = parts_of(request.lowered, products)
-        except Unlowerable as stopped:
-            return stopped.refusal
+        parts = parts_of(request.lowered, products)
         return parts if isinstance(parts, Refusal) else _ProductWork(request, parts).kernel()
 
 
@@ -144,7 +140,7 @@ class _ProductWork:
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         floats = not parts.integers
         found = [mapped(parts, scalar, loop) for scalar, loop in operands]
-        self.mapped = self._mapped(found)
+        self.mapped = all_mapped(parts, found, planned)
         self.lanes, self.stored = result_lanes(parts, planned)
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
@@ -164,15 +160,6 @@ class _ProductWork:
         if len({side.across for side in rights}) > 1:
             rights = [single(self.parts, side.scalar, side.loop) for side in rights]
         return [left, *rights]
-
-    def _mapped(self, operands: list[Mapped | None]) -> list[Mapped]:
-        """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
-        planned = self.lowered.binding.planned(self.request.sizes)
-        found = [operand for operand in operands if operand is not None and operand.divides(planned)]
-        alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
-        # Of integers no totals are taken on the way, and what has no 16 bits is not transposed.
-        transposed = self.parts.size != 2 and any(each.across for each in found)
-        return found if alike and not transposed and not self.parts.has_zeros else []
 
     def kernel(self) -> Kernel:
         """All of it."""
@@ -229,7 +216,7 @@ class _ProductWork:
                 elif isinstance(shape, FewShape):
                     self._add_few(shape, narrow)
                 else:
-                    self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
+                    self._add(shape, (*narrow, *self.guards, *fitting(shape)))
             self._add(self.blocks.least, narrow)
         self._add(replace(self.blocks.least, bits=64), ())
 
@@ -320,7 +307,7 @@ class _ProductWork:
             step = replace(step, grid=(f"{tiles} {shape.split} *", "1", "1"), cluster=(str(shape.split), "1", "1"))
         self.variants.append(Variant(
             Product().words(shape.choice), (step,),
-            tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
+            tuple(dict.fromkeys((*guards, *needed, *self.stored, *fitting(shape))))))
 
     def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
         """A variant whose blocks go through tiles of windows, as many blocks as the GPU has room for."""
@@ -338,7 +325,7 @@ class _ProductWork:
         step = entry.step(blocks, f"{columns} {shape.columns} ceil", str(shape.shared))
         rounding = (TF32_CORES,) if self.parts.rounds else ()
         self.variants.append(Variant(
-            Product().words(shape.choice), (step,), (*rounding, *guards, *self.patch.guards, *_fitting(shape))))
+            Product().words(shape.choice), (step,), (*rounding, *guards, *self.patch.guards, *fitting(shape))))
 
     def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps share what is summed over, where rows are few."""
@@ -351,7 +338,7 @@ class _ProductWork:
         needed = (guard for side in sides for guard in side_guards(self.parts, side))
         self.variants.append(Variant(
             Product().words(shape.choice), (self._step(function, shape, self._tiles(shape)),),
-            tuple(dict.fromkeys((*guards, *few, *needed, *self.stored, *_fitting(shape))))))
+            tuple(dict.fromkeys((*guards, *few, *needed, *self.stored, *fitting(shape))))))
 
     def _tiles(self, shape: ProductShape) -> str:
         """How many there are."""
@@ -372,7 +359,7 @@ class _ProductWork:
         return entry.step(blocks, shared=str(shape.shared))
 
 
-def _fitting(shape: ProductShape) -> tuple[str, ...]:
+def fitting(shape: ProductShape) -> tuple[str, ...]:
     """The guards of what not every GPU holds, or has instructions for."""
     held = (f"{shape.shared} {BLOCK_SHARED} <=",) if shape.shared > SHARED_EVERYWHERE else ()
     return (HOPPER, *held) if shape.together else held

@@ -186,7 +186,7 @@ class EpilogueText:
 
     def _made(self, writer: Writer, width: int) -> list[Packed]:
         """What makes vectors of the results."""
-        return [_packed(writer, result, f"y{number}", width) for number, result in enumerate(self.parts.results)]
+        return [packed(writer, result, f"y{number}", width) for number, result in enumerate(self.parts.results)]
 
     def _targets(self, writer: Writer) -> list[str]:
         """Where they are stored."""
@@ -244,7 +244,7 @@ def _values(writer: Writer, made: Sequence[Packed]) -> list[str]:
     ]
 
 
-def _packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
+def packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
     """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
     half the instructions."""
     kind = TYPES[result.dtype]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, symbol
@@ -88,6 +88,15 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
         return None
     across = steps["@k"] != 1
     return laid(parts.puller, scalar, (loop, "@k") if across else ("@k", loop), across=across)
+
+
+def all_mapped(parts: ProductParts, found: Sequence[Mapped | None], planned: Mapping[str, int]) -> list[Mapped]:
+    """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
+    operands = [operand for operand in found if operand is not None and operand.divides(planned)]
+    alike = len(operands) == len(found) and len({operand.across for operand in operands[1:]}) == 1
+    # Of integers no totals are taken on the way, and what has no 16 bits is not transposed.
+    transposed = parts.size != 2 and any(each.across for each in operands)
+    return operands if alike and not transposed and not parts.has_zeros else []
 
 
 def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False) -> Mapped | None:

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import Numbers, numbers_of
-from onnxfuse.ir.tensors import Contract, Expand, Tensor
+from onnxfuse.ir.tensors import Contract, Expand, Reduce, Tensor
+from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar
+from onnxfuse.lowering.pull import Condition, Load, Puller, Rows, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import (
     divides,
@@ -121,17 +123,22 @@ class ProductParts(Multiplied):
         return Lanes(self.puller.space, self.puller, loop, "", width)
 
 
-def parts_of(lowered: Lowered, products: Sequence[Contract]) -> ProductParts | Refusal:
+def parts_of(
+    lowered: Lowered, products: Sequence[Contract], reduction: Reduce | None = None
+) -> ProductParts | Refusal:
     """The region as products of one left operand; which operand is the left one is what stores results side by side.
 
-    Raises:
-        Unlowerable: sums are used at other places than where they are taken, or rows are reduced.
+    Args:
+        reduction: one over the results' rows, where these are reduced.
     """
     if not are_bytes(products) and (named := unmultiplied(products)):
         return _refused(f"a product of {named}; its kernels have those of float16, bfloat16, float32 or 8-bit integers")
     found: list[ProductParts | Refusal] = []
     for swapped in (False, True):
-        placed = _placed(lowered, products, swapped)
+        try:
+            placed = _placed(lowered, products, swapped, reduction)
+        except Unlowerable as stopped:  # sums are used at other places than where they are taken, or other rows reduced
+            placed = stopped.refusal
         if isinstance(placed, ProductParts) and placed.neighbours("@n"):
             return placed
         found.append(placed)
@@ -155,24 +162,31 @@ def _refused(message: str) -> Refusal:
     return Refusal("product-structure", message)
 
 
-def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> ProductParts | Refusal:
+def _placed(
+    lowered: Lowered, products: Sequence[Contract], swapped: bool, reduction: Reduce | None = None
+) -> ProductParts | Refusal:
     """The region's expressions over the loops; ``swapped``: with the right operand's columns as rows."""
     first = products[0]
     if not _is_beside(products, swapped):
         return _refused("its products have no operand in common that all of their rows are of")
     space = IndexSpace()
-    rows, columns = (first.columns, first.rows) if swapped else (first.rows, first.columns)
+    down, across = (first.columns, first.rows) if swapped else (first.rows, first.columns)
     inner = tuple(range(first.rank, len(first.loops)))
-    groups = {"@b": first.batch, "@m": rows, "@n": columns, "@k": inner}
+    groups = {"@b": first.batch, "@m": down, "@n": across, "@k": inner}
     extents: dict[str, Dim] = {}
+    bases: dict[str, Dim] = {}
     at: dict[int, Dim] = {}
     for name, loops in groups.items():
         sizes = tuple(first.loops[loop] for loop in loops)
         extents[name] = product(sizes)
-        base = space.base(name, extents[name]) if extents[name] != 1 else dim(0)
-        at |= zip(loops, space.delinear(base, sizes), strict=True)
+        bases[name] = space.base(name, extents[name]) if extents[name] != 1 else dim(0)
+        at |= zip(loops, space.delinear(bases[name], sizes), strict=True)
     place = tuple(at[axis] for axis in range(first.rank))
-    puller = Puller(space, sums=dict.fromkeys(products, place))
+    found = None if reduction is None else arrangement(reduction.operand.shape, reduction.axes)
+    if found is not None and found.length != extents["@n"]:
+        return _refused("rows are reduced that are not those of its product's results")
+    rows = None if found is None else Rows(None, bases["@n"], found)
+    puller = Puller(space, rows, sums=dict.fromkeys(products, place))
     one, other = (1, 0) if swapped else (0, 1)
     left, *_ = _operand(first, one, at, puller)
     rights = tuple(_operand(each, other, at, puller)[0] for each in products)

@@ -39,7 +39,8 @@ AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 class SpecialisedText(ProductText):
     """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``.
 
-    ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums.
+    ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums; ``sharing``: what of the
+    text is how many blocks share a tile, "" where each has its own.
     """
 
     copied, hold = "rows", "hold"
@@ -53,7 +54,7 @@ class SpecialisedText(ProductText):
                  for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
         super().__init__(parts, sides, results, shape, sizes)
         self.operands, self.first, self.apart, self.groups = operands, first, shape.turns > 1, shape.groups
-        self.split = shape.split
+        self.split, self.sharing = shape.split, "split" if shape.split > 1 else ""
         self.start, self.end = ("begin", "end") if self.split > 1 else ("0", self.extents["k"])
 
     def text(self) -> Body:
@@ -86,15 +87,14 @@ class SpecialisedText(ProductText):
 
     def _begun(self) -> list[str]:
         """Barriers, and what all warps know."""
-        batch, k = self.extents["b"], self.extents["k"]
-        users = WARPS * (1 if self.apart else self.groups)
+        k = self.extents["k"]
         return [
-            f"const idx tiles = below * beyond{'' if batch == '1' else f' * {batch}'};",
+            f"const idx tiles = {self._count()};",
             f"const idx steps = ({k} + depth - 1) / depth;",
             "if (threadIdx.x == 0) {",
             "  for (int stage = 0; stage < stages; ++stage) {",
             "    of::count_arrivals(here + stage, 1);",
-            f"    of::count_arrivals(multiplied + stage, {users});",
+            f"    of::count_arrivals(multiplied + stage, {self._users});",
             "  }",
             *([f"  for (int each = 0; each < groups; ++each) of::count_arrivals(allowed + each, {WARPS});"]
               if self.apart else []),
@@ -103,6 +103,26 @@ class SpecialisedText(ProductText):
             *self._shared(),
             "__syncthreads();",
         ]
+
+    @property
+    def _users(self) -> int:
+        """Warps that multiply what a stage brings."""
+        return WARPS * (1 if self.apart else self.groups)
+
+    def _freed(self, last: bool) -> list[str]:
+        """Lines by which a warp says that it has multiplied the stage before: the ``last`` of a tile, or another."""
+        where = "" if last else f"start > {self.start} && "
+        return [f"if ({where}lane == 0) of::arrive(multiplied + before);"]
+
+    def _count(self) -> str:
+        """How many tiles there are, over all batches."""
+        return f"below * beyond{self._batches}"
+
+    @property
+    def _batches(self) -> str:
+        """A factor: of how many batches."""
+        batch = self.extents["b"]
+        return "" if batch == "1" else f" * {batch}"
 
     def _shared(self) -> list[str]:
         """What this block of a cluster sums over."""
@@ -113,10 +133,18 @@ class SpecialisedText(ProductText):
             f"const idx end = of::imin(steps * (rank + 1) / split * depth, (idx){self.extents['k']});",
         ]
 
+    def _others_begun(self) -> list[str]:
+        """Lines that wait until a cluster's other blocks may be reached."""
+        return []
+
     def _tile_loop(self, first: str, step: str) -> str:
         """A loop over tiles, from those of the first blocks on."""
-        over = " / split" if self.split > 1 else ""
+        over = f" / {self.sharing}" if self.sharing else ""
         return f"for (idx number = {first}{over}; number < tiles; number += {step}{over}) {{"
+
+    def _registers(self, what: str, share: int) -> list[str]:
+        """What copies hands registers to what multiplies."""
+        return [f"of::{what}_registers<{SHARES[self.groups][share]}>();"]
 
     # ---- The warp that copies. ----
 
@@ -129,10 +157,11 @@ class SpecialisedText(ProductText):
         return [
             "if (group == groups) {",
             *indented([
-                f"of::give_registers<{SHARES[self.groups][0]}>();",
+                *self._registers("give", 0),
                 f"if (threadIdx.x != groups * {32 * WARPS}) return;",
                 *maps,
                 "int turn = 0, phase = 0;",
+                *self._others_begun(),
                 self._tile_loop("(idx)blockIdx.x", "(idx)gridDim.x"),
                 *indented([
                     *self._place("number"),
@@ -182,7 +211,7 @@ class SpecialisedText(ProductText):
         passed = ["// The other group's tile.", "pass_by(steps);"] if self.apart else []
         pieces = "rows64 * (columns / 64) * " if self.split > 1 else ""
         return [
-            f"of::take_registers<{SHARES[self.groups][1]}>();",
+            *self._registers("take", 1),
             f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
             f"float* const own_laid = laid + warp * {pieces}{16 * PIECE};",
             "int turn = 0, phase = 0;",
@@ -190,6 +219,7 @@ class SpecialisedText(ProductText):
                "  const idx on = turn + steps;",
                "  turn = (int)(on % stages), phase ^= (int)(on / stages & 1);",
                "};", "if (group > 0) pass_by(steps);"] if self.apart else []),
+            *self._others_begun(),
             self._tile_loop(own, step),
             *indented([
                 *self._place("number"),
@@ -201,7 +231,7 @@ class SpecialisedText(ProductText):
                 *met,
                 "of::products_done<0>();",
                 *unrolled("int i = 0; i < rows64; ++i", [f"of::{self.hold}(sums[i]);"]),
-                "if (lane == 0) of::arrive(multiplied + before);",
+                *self._freed(last=True),
                 *passed,
                 *self._stored(),
             ]),
@@ -250,7 +280,7 @@ class SpecialisedText(ProductText):
                 "of::products_asked();",
                 "// This stage is being multiplied; that before it may be filled.",
                 "of::products_done<1>();",
-                f"if (start > {self.start} && lane == 0) of::arrive(multiplied + before);",
+                *self._freed(last=False),
                 "before = turn;",
                 "if (++turn == stages) turn = 0, phase ^= 1;",
             ]),

@@ -137,7 +137,7 @@ class Rows(Reduction):
 
     def headers(self, work: ReductionWork) -> tuple[str, ...]:
         """Also what clusters need."""
-        return (*super().headers(work), "warpgroup", "cluster")
+        return (*super().headers(work), "warpgroup", "tensor_copies", "cluster")
 
     def of_rows(self, work: ReductionWork, rule: str) -> Kernel | None:
         """The kernel of rows that nothing would split."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned
+from onnxfuse.schedules.attention_shape import ARRIVALS
 from onnxfuse.schedules.phases import Frame, PhaseText, neutral
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented
@@ -11,8 +12,8 @@ from onnxfuse.schedules.text import indented
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""
 
-SLOT = 16
-"""Bytes of shared memory that a block's part of a reduction has, for other blocks to read."""
+SLOT = ARRIVALS + 8 * 8
+"""Bytes of shared memory that a reduction has for what a cluster's blocks find: a barrier, and a number of each."""
 
 _EARLY = "early"
 """Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
@@ -52,17 +53,13 @@ class RowText(PhaseText):
             phases += self.phase_lines()
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
         early, phases[place:place + 1] = self._early_loads()
-        lines += self.peel() + self.opening() + early + phases + self.row_outputs() + self.closing()
+        lines += self.peel() + self.opening() + early + phases + self.row_outputs()
         return self.body(lines)
 
     def place(self) -> list[str]:
         """Which row a thread has, and which of its threads it is."""
         return ["  const int lane = threadIdx.x % threads;",
                 "  const idx given = (idx)blockIdx.x * (block / threads) + threadIdx.x / threads;"]
-
-    def closing(self) -> list[str]:
-        """Lines after all else."""
-        return []
 
     def opening(self) -> list[str]:
         """Lines before the first phase."""
@@ -144,8 +141,8 @@ class RowText(PhaseText):
 
 
 class ClusteredText(RowText):
-    """The text of a kernel whose rows the blocks of a cluster share: each keeps a part, and reads what the others found
-    of theirs."""
+    """The text of a kernel whose rows the blocks of a cluster share: each keeps a part, and tells the others what it
+    found of that."""
 
     sharing = "threads * blocks"
 
@@ -155,20 +152,36 @@ class ClusteredText(RowText):
                 "  const int lane = (int)(blockIdx.x % blocks) * threads + threadIdx.x;",
                 "  const idx given = (idx)blockIdx.x / blocks;"]
 
+    @property
+    def reductions(self) -> int:
+        """Of all phases."""
+        return sum(map(len, self.phases.reductions))
+
+    def opening(self) -> list[str]:
+        """Barriers that what other blocks find comes to, one for each reduction."""
+        return [
+            "  of::Arrivals* const told = reinterpret_cast<of::Arrivals*>(of_dynamic);",
+            "  if (threadIdx.x == 0) {",
+            f"    for (int each = 0; each < {self.reductions}; ++each) of::count_arrivals(told + each, 1);",
+            "    of::arrivals_counted();",
+            "  }",
+            "  of::begin_cluster<blocks>();",
+        ]
+
     def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the threads of a block, then over the blocks, each reduction in a place of its own."""
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
-        place = SLOT * sum(each in self.names for phase in self.phases.reductions for each in phase)
+        before = sum(each in self.names for phase in self.phases.reductions for each in phase)
+        kept = ARRIVALS * self.reductions + (SLOT - ARRIVALS) * before
         self.names[reduction] = name
         return [
+            *(["  // The other blocks have begun, and count arrivals.", "  of::wait_in_cluster<blocks>();"]
+              if not before else ()),
             f"  __shared__ {kind} {name}_of_warps[32];",
             f"  const {kind} {name} = of::reduce_blocks<{functor}, threads, blocks>(of::fold<{functor}>("
-            f"{self.accumulator(name)}), {name}_of_warps, reinterpret_cast<{kind}*>(of_dynamic + {place}));",
+            f"{self.accumulator(name)}), {name}_of_warps, reinterpret_cast<{kind}*>(of_dynamic + {kept}), "
+            f"told + {before});",
         ]
-
-    def closing(self) -> list[str]:
-        """Nobody ends while others read what it found."""
-        return ["  of::meet_cluster();"]
 
 
 def online_over_threads(largest: tuple[str, Reduced], powers: tuple[str, Reduced], functor: str) -> list[str]:

@@ -16,6 +16,13 @@ from onnxfuse.tuning.subjects import subjects_of
 CASES = {
     "a product, bias and GELU": """g (T[197,136] a, T[136,264] b, T[264] c) => (T[197,264] y)
         { p = MatMul(a, b) s = Add(p, c) y = Gelu(s) }""",
+    "a product, residual and norm": """g (T[197,136] a, T[136,264] b, T[264] c, T[197,264] r, T[264] s, T[264] t)
+        => (T[197,264] y, T[197,264] z)
+        { p = MatMul(a, b) q = Add(p, c) z = Add(q, r) y = LayerNormalization(z, s, t) }""",
+    "a product and softmax": """g (T[70,136] a, T[1000,136] b, T[1000] c) => (T[70,1000] y)
+        { p = Gemm<transB = 1>(a, b, c) y = Softmax(p) }""",
+    "a product and softmax in one block": """g (T[9000,136] a, T[136,96] b) => (T[9000,96] y)
+        { p = MatMul(a, b) y = Softmax(p) }""",
     "heads": """g (T[3,65,64] a, T[64,96] b, T[96] c) => (T[3,6,65,16] y) <int64[4] h = {0,0,6,16}>
         { p = MatMul(a, b) q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }""",
     "a gate": """g (T[130,72] a, T[72,200] b, T[72,200] c) => (T[130,200] y)

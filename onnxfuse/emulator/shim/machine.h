@@ -75,6 +75,7 @@ void onnxfuse_emulator_arrive(void* barrier, int bytes, int line);
 // Until the phase of this parity is over.
 void onnxfuse_emulator_arrived(void* barrier, int parity, int line);
 // Asks for a tile, which is poison until the barrier that its bytes come to is waited for.
+void onnxfuse_emulator_store_counted(void* to, const void* from, size_t size, void* barrier, int line);
 void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int rank, void* barrier, int line);
 [[noreturn]] void onnxfuse_emulator_fail(const char* message, int line);
 }
