@@ -27,6 +27,7 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.reduced import reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
@@ -137,6 +138,10 @@ class Beside:
             (node,) = result.consumers
         return found if any(not self.facts[each].view and each.op != "Transpose" for each in found) else []
 
+    def reduced(self) -> list[Members]:
+        """A product with what is computed of its results and of their rows, from the most on."""
+        return reduced_behind(self.core, self.products[0], self.graph, self.facts) if len(self.products) == 1 else []
+
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
         multiplies scores by these, and copies what lies as it is computed."""
@@ -241,8 +246,9 @@ class Offer:
         its results left as they lie."""
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
+        rows = next((each for each in beside.reduced() if self._weigh(each) is not Outcome.REFUSED), least)
         ways = (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
-                *beside.unscaled(), least)
+                *beside.unscaled(), rows, least)
         for members in dict.fromkeys(ways):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
