@@ -34,6 +34,7 @@ from region_times import (
 
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.schedules.product import Product
+from onnxfuse.schedules.product_rows import ProductRows
 
 BARE, AROUND = 1 / 0.9, 1.10
 """How many times PyTorch's bare product the best way may take: in the mean of those that are bare, and with more."""
@@ -43,6 +44,8 @@ SETS = 3
 
 FOLLOWS = {
     "": "y = Identity(p)", "residual": "s = Add(p, c) y = Add(s, r)",
+    "norm": "s = Add(p, c) z = Add(s, r) y = LayerNormalization <axis = -1> (z, g, h)",
+    "sum and norm": "s = Add(p, c) z = Add(s, r) y = LayerNormalization <axis = -1> (z, g, h)",
     "gelu": "s = Add(p, c) q = Constant <value = T {ROOT}> () h = Div(s, q) e = Erf(h) "
             "i = Constant <value = T {ONE}> () o = Add(e, i) g = Mul(s, o) "
             "l = Constant <value = T {HALF}> () y = Mul(g, l)",
@@ -100,9 +103,12 @@ class ProductCase:
         if self.products == 2:
             return (f"(T[{m},{k}] a, T[{k},{n}] b, T[{k},{n}] c) => (T[{m},{n}] y) "
                     "{ u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }")
-        more = {"residual": f", T[{n}] c, T[{m},{n}] r", "gelu": f", T[{n}] c"}.get(self.follows, "")
+        beside = f", T[{n}] c, T[{m},{n}] r"
+        norm = f"{beside}, T[{n}] g, T[{n}] h"
+        more = {"residual": beside, "norm": norm, "sum and norm": norm, "gelu": f", T[{n}] c"}.get(self.follows, "")
+        results = f"T[{m},{n}] y" + (f", T[{m},{n}] z" if self.follows == "sum and norm" else "")
         right, product = (f"{n},{k}", "Gemm <transB = 1>") if self.transposed else (f"{k},{n}", "MatMul")
-        return (f"(T[{m},{k}] a, T[{right}] b{more}) => (T[{m},{n}] y) "
+        return (f"(T[{m},{k}] a, T[{right}] b{more}) => ({results}) "
                 f"{{ p = {product}(a, b) {FOLLOWS[self.follows]} }}")
 
 
@@ -117,6 +123,16 @@ CASES = (
     *_transformer("bert 8:128", 1024, 768, 3072), *_transformer("bert 32:384", 12_288, 768, 3072),
     *_transformer("vit 32", 6304, 768, 3072), ProductCase("t5 projection", 2048, 512, 512),
     ProductCase("llama projection", 1024, 2048, 2048), ProductCase("llama down", 1024, 2048, 5632),
+    *(ProductCase(f"{name}, {follows}", rows, width, depth, follows) for name, rows, width, depth, follows in (
+        ("norm of bert 8:128 projection", 1024, 768, 768, "norm"), ("norm of bert 8:128 down", 1024, 768, 3072, "norm"),
+        ("norm of bert 32:384 projection", 12_288, 768, 768, "norm"),
+        ("norm of bert 32:384 down", 12_288, 768, 3072, "norm"),
+        ("norm of vit 32 projection", 6304, 768, 768, "sum and norm"),
+        ("norm of vit 32 down", 6304, 768, 3072, "sum and norm"),
+        ("norm of t5 projection", 2048, 512, 512, "sum and norm"), ("norm of t5 down", 2048, 512, 2048, "sum and norm"),
+        ("norm of gpt2 projection", 2048, 768, 768, "sum and norm"),
+        ("norm of gpt2 down", 2048, 768, 3072, "sum and norm"),
+        ("norm of llama projection", 1024, 2048, 2048, "sum and norm"))),
     ProductCase("llama gate", 1024, 5632, 2048, "gate", 2), ProductCase("large", 8192, 8192, 4096),
     *(ProductCase(f"uneven {rows}, {depth} to {columns}{', transposed' if transposed else ''}", rows, columns, depth,
                   "gelu", transposed=transposed)
@@ -152,7 +168,7 @@ class ProductResult(TorchResult[ProductCase]):
 def measure(case: ProductCase, profile: Profile, dry_run: bool) -> ProductResult:
     """All ways to run a case, timed."""
     return ProductResult(**vars(timed_fusion(
-        case, lambda fusion: fusion.kernel.schedule == Product.name, profile, dry_run)))
+        case, lambda fusion: fusion.kernel.schedule in (Product.name, ProductRows.name), profile, dry_run)))
 
 
 def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float, float | None]]:
