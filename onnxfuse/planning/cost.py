@@ -21,6 +21,7 @@ from onnxfuse.graph.sizes import contents_of, shapes_of
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify, is_contraction
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
+from onnxfuse.planning.broadcasts import cached_seconds
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
@@ -422,7 +423,9 @@ class CostModel:
         efficiency = schedule.efficiency
         if not schedule.cached:
             efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)
-        return self.seconds(counted, efficiency=efficiency, again=again) + schedule.waits_us * 1e-6
+        seconds = self.seconds(counted, efficiency=efficiency, again=again) + schedule.waits_us * 1e-6
+        pointwise = does in (Does(0), Does.TRANSPOSES)
+        return max(seconds, cached_seconds(counted, self.profile, efficiency)) if pointwise else seconds
 
     def _rate(self, schedule: Schedule) -> float:
         """Share of a large product's rate that a schedule's products reach."""
