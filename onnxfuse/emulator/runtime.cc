@@ -129,6 +129,7 @@ int onnxfuse_emulator_barrier(Barrier kind, int predicate, int line) {
   self.operand = predicate;
   self.line = line;
   stop(self, State::barrier);
+  release_early(*self.block);
   yield();
   return static_cast<int>(self.result);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <vector>
@@ -210,6 +211,14 @@ void shuffle_ranks() {
   for (int i = 0; i < all_threads; ++i) thread_at[i] = order == 1 ? all_threads - 1 - i : i;
   if (order == 2) {
     for (int i = all_threads - 1; i > 0; --i) std::swap(thread_at[i], thread_at[shuffler() % (i + 1)]);
+    // Or one block of a cluster goes as far as it can before the next one does anything.
+    const unsigned first = static_cast<unsigned>(shuffler());
+    if (block_count > 1 && first % 2) {
+      const int turned = static_cast<int>(first / 2 % block_count);
+      std::stable_sort(thread_at, thread_at + all_threads, [turned](int a, int b) {
+        return (a / stride + turned) % block_count < (b / stride + turned) % block_count;
+      });
+    }
   }
   memset(ready, 0, sizeof(ready));
   first_word = kMostThreads / 64;
@@ -244,6 +253,15 @@ void release_barrier(const Block& block) {
     if (threads[n].state == State::ended) continue;
     threads[n].result = result;
     threads[n].state = State::ready;
+  }
+}
+
+// In a shuffled order a cluster's block does not wait for the others where all of its threads have come to a barrier.
+void release_early(const Block& block) {
+  if (block_count == 1 || launch->order != 2 || !meets(block, State::barrier)) return;
+  release_barrier(block);
+  for (int n = block.first; n < block.first + thread_count; ++n) {
+    if (threads[n].state == State::ready) set_ready(threads[n]);
   }
 }
 
