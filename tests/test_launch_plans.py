@@ -12,7 +12,7 @@ from launch_models import CLUSTERED, PRODUCTS, TILED, clustered, tiled
 
 from onnxfuse.compiling import ReadBack, source_of
 from onnxfuse.embedding import compile_images
-from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant
+from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant, elsewhere
 from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import compile_cubin
@@ -185,6 +185,12 @@ def test_scratch_buffers_that_no_step_needs_at_once_share_memory(
     found = evaluated(plan.to_json(), 1)
     ends = [place + size for place, size in zip(places, sizes, strict=True)]
     assert (found["scratch"], found["places"], found["memory"]) == (list(sizes), places, max(ends))
+
+
+def test_a_launch_elsewhere_reads_sizes_elsewhere_too() -> None:
+    step = Step("of_rows", ("1", "1", "1"), ("32", "1", "1"), ("i2", "i2.n 4 *", "i0", "o0", "7"))
+    assert elsewhere(step, {"i2": "t0", "i2.n": "i0.0 i0.1 *", "o0": "o1"}).arguments == (
+        "t0", "i0.0 i0.1 * 4 *", "i0", "o1", "7")
 
 
 def test_scratch_that_leaves_64_bits_is_an_error() -> None:

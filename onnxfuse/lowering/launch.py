@@ -302,6 +302,16 @@ def moved(text: str, places: Mapping[str, Sequence[int]]) -> str:
         token if atom is None else replace(atom, place=places[atom.kind][atom.place]).token for token, atom in atoms)
 
 
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """An expression, or a pointer among arguments, with the tokens that ``names`` has in place of some of its own."""
+    return " ".join(names.get(token, token) for token in text.split())
+
+
+def elsewhere(step: Step, names: Mapping[str, str]) -> Step:
+    """A launch that reads and writes elsewhere: ``names`` has other tokens for those of its arguments."""
+    return replace(step, arguments=tuple(renamed(argument, names) for argument in step.arguments))
+
+
 @dataclass
 class Situation:
     """What atoms mean in one run: sizes of the inputs, contents of host inputs, addresses, the GPU."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands
-from onnxfuse.lowering.launch import Step, Variant, expression
+from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands, postorder
+from onnxfuse.lowering.launch import Variant, elsewhere, expression, renamed
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import Kernel
@@ -37,8 +37,8 @@ class InTwo:
 def in_two(request: Request, contract: Contract) -> InTwo | Refusal:
     """The kernels of a region with one product, of whose results rows are reduced; or why either has none."""
     program, size = request.lowered.program, len(request.lowered.program.inputs)
-    between = _between(program, contract)
     late = [place for place, output in enumerate(program.outputs) if _reduces(output)]
+    between = _between(program, contract, tuple(program.outputs[place] for place in late))
     early = [place for place in range(len(program.outputs)) if place not in late]
     others = [place for place in early if program.outputs[place] is not between]
     one = _made(Product(), request, Program(
@@ -62,7 +62,7 @@ def in_two(request: Request, contract: Contract) -> InTwo | Refusal:
     # Where rows' first kernel does not run, of the length and the types that it is for, nothing lies as it should.
     pairs = [*((first, two.plan.variants[0]) for first in one.plan.variants),
              (one.plan.variants[-1], two.plan.variants[-1])]
-    variants = (_joined(_renamed(first, ahead), _renamed(second, behind)) for first, second in pairs)
+    variants = (_joined(_elsewhere(first, ahead), _elsewhere(second, behind)) for first, second in pairs)
     assert isinstance(one.code, Source) and isinstance(two.code, Source)
     return InTwo(
         tuple(variants), (*one.code.functions, *two.code.functions), (*one.code.entries, *two.code.entries),
@@ -80,17 +80,16 @@ def above(program: Program, tensor: Tensor) -> list[Tensor]:
 
 def _reduces(tensor: Tensor) -> bool:
     """Whether a tensor is computed of reductions."""
-    return any(isinstance(each, Reduce) for each in Program((), (tensor,), ()).tensors)
+    return any(isinstance(each, Reduce) for each in postorder((tensor,)))
 
 
-def _between(program: Program, contract: Contract) -> Tensor:
-    """What the product's kernel leaves for that of the rows: that of the fewest bytes without which no result that is
-    computed of reductions has anything of the product; among these the last."""
-    late = tuple(output for output in program.outputs if _reduces(output))
+def _between(program: Program, contract: Contract, late: tuple[Tensor, ...]) -> Tensor:
+    """What the product's kernel leaves for that of the rows: that of the fewest bytes without which none of the results
+    that are computed of reductions, ``late``, has anything of the product; among these the last."""
 
     def holds(tensor: Tensor) -> bool:
         rest = substituted(late, {tensor: Input(tensor.dtype, tensor.shape, 0)})
-        return contract not in Program((), rest, ()).tensors
+        return contract not in postorder(rest)
 
     elements = product(contract.shape)
     found = [each for each in above(program, contract)
@@ -117,13 +116,7 @@ def _joined(first: Variant, second: Variant) -> Variant:
                    tuple(dict.fromkeys((*first.guards, *second.guards))))
 
 
-def _renamed(variant: Variant, names: Mapping[str, str]) -> Variant:
+def _elsewhere(variant: Variant, names: Mapping[str, str]) -> Variant:
     """The same with what it reads and writes elsewhere."""
-
-    def moved(text: str) -> str:
-        return " ".join(names.get(token, token) for token in text.split())
-
-    def launch(step: Step) -> Step:
-        return replace(step, arguments=tuple(map(moved, step.arguments)))
-
-    return Variant(variant.name, tuple(map(launch, variant.launches)), tuple(map(moved, variant.guards)))
+    return Variant(variant.name, tuple(elsewhere(step, names) for step in variant.launches),
+                   tuple(renamed(guard, names) for guard in variant.guards))

@@ -72,9 +72,8 @@ class EpilogueText:
     # ---- What is read with the results. ----
 
     def _moving(self) -> list[Load]:
-        """Loads of an element for each result, rows of them where the results' are, such as a residual."""
-        down = self.parts.lanes("@m", 1)
-        return [load for load in moving_loads(self.parts.results, self.lanes) if down.moves_place(load.offset)]
+        """What is read with each result."""
+        return self.parts.beside(self.lanes)
 
     def _in_place(self, held: Held) -> int | None:
         """How many columns a piece has where what follows is computed where sums are; None where it is not."""

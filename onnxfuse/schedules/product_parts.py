@@ -118,6 +118,11 @@ class ProductParts(Multiplied):
         lanes = self.lanes(loop, 1)
         return all(lanes.stride(place) == 1 for place in self.places)
 
+    def beside(self, lanes: Lanes) -> list[Load]:
+        """Loads of an element for each result, rows of them where the results' are, such as a residual."""
+        down = self.lanes("@m", 1)
+        return [load for load in moving_loads(self.results, lanes) if down.moves_place(load.offset)]
+
     def lanes(self, loop: str, width: int) -> Lanes:
         """Lanes along a loop."""
         return Lanes(self.puller.space, self.puller, loop, "", width)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import TYPES
@@ -36,7 +37,6 @@ from onnxfuse.schedules.kernel import (
     contractions,
     fits_narrow,
     make_plan,
-    moving_loads,
     narrow_guards,
     walk,
 )
@@ -162,7 +162,7 @@ class _RowsWork:
         if self.lanes.width < 2 or any(map(bool, parts.kept)) or parts.puller.gathered or any(
                 TYPES[each.dtype].compute not in ("float", "int") for each in reductions):
             return _refused("what follows the product is no rows of vectors")
-        return None if self.tried() else _refused("what of its rows stays from phase to phase fills the registers")
+        return None if self.tried else _refused("what of its rows stays from phase to phase fills the registers")
 
     # ---- Which tiles. ----
 
@@ -171,9 +171,20 @@ class _RowsWork:
         found = self.lowered.binding.at(size, self.request.sizes)
         return UNKNOWN if found is None else found
 
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return self.parts.columns.value or 0
+
+    @property
+    def steps(self) -> int:
+        """Stages that a tile goes through."""
+        return -(-self.planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
+
+    @cached_property
     def tried(self) -> list[ProductRowsShape]:
         """Tiles that may be quickest, those first that are expected to take least."""
-        length = self.parts.columns.value or 0
+        length = self.length
         # Beside a part of a tile all others have conditions, and registers that these take.
         whole = [columns for columns in COLUMNS if length % columns == 0]
         shapes = [shape for rows in ROWS for columns in whole or COLUMNS for shape in self.shapes(rows, columns)]
@@ -181,20 +192,19 @@ class _RowsWork:
 
     def shapes(self, rows: int, columns: int) -> list[ProductRowsShape]:
         """Blocks with a tile: with as many stages as there is room for in one that is alone, and in one of two."""
-        blocks = -(-(self.parts.columns.value or 0) // columns)
+        blocks = -(-self.length // columns)
         held = self.live * columns // 2
         across = self.mapped[1].across and columns % PANEL
         if blocks > MOST_BLOCKS or across or held > KEPT[rows // 64] or (
-                blocks > 1 and blocks * columns - (self.parts.columns.value or 0) >= columns):
+                blocks > 1 and blocks * columns - self.length >= columns):
             return []
         reductions = sum(map(len, self.phases.reductions))
         least = ProductRowsShape(rows, columns, 1, blocks=blocks, reductions=reductions)
         one = replace(least, stages=2).shared - least.shared
-        steps = -(-self.planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
         found = []
         for beside in (1, 2) if rows == 64 and columns <= 128 else (1,):
             room = ALL_SHARED // beside - BLOCK_BYTES - least.shared
-            stages = min(1 + room // one, max(steps, LEAST_STAGES), MOST_STAGES)
+            stages = min(1 + room // one, max(self.steps, LEAST_STAGES), MOST_STAGES)
             if stages >= LEAST_STAGES:
                 found.append(replace(least, stages=stages))
         return list(dict.fromkeys(found))
@@ -211,7 +221,6 @@ class _RowsWork:
         blocks = min((count for count in CLUSTERS if count >= shape.blocks), default=1)
         clusters = HOPPER_HAS if shape.blocks == 1 else CLUSTERS[blocks]
         tiles = -(-self.planned(self.parts.rows) // shape.rows) * self.planned(self.parts.batch)
-        steps = -(-self.planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
         turns = -(-tiles // clusters)
         beside = min(shape.beside, turns)
         element = MULTIPLIED * (ALONE if shape.groups == 1 else 1.0) * (NARROW if shape.columns == 64 else 1.0)
@@ -219,13 +228,12 @@ class _RowsWork:
         ends = beside * ENDS * math.pow(shape.columns / 128, WIDER) * (1 + (shape.groups - 1) / 2)
         tile, together = shape.rows * shape.columns * shape.blocks * self.moved, min(clusters * beside, tiles)
         moved = tile * together / (NEAR if tile * tiles <= CACHED else BESIDE)
-        return LAUNCHED + -(-turns // beside) * (BEGUN + steps * stage + ends + moved)
+        return LAUNCHED + -(-turns // beside) * (BEGUN + self.steps * stage + ends + moved)
 
     @property
     def moved(self) -> int:
         """Bytes of a result's element, and of what is read of the results' shape."""
-        down = self.parts.lanes("@m", 1)
-        read = [load.dtype for load in moving_loads(self.parts.results, self.lanes) if down.moves_place(load.offset)]
+        read = (load.dtype for load in self.parts.beside(self.lanes))
         return sum(TYPES[dtype].size for dtype in (*(each.dtype for each in self.lowered.program.outputs), *read))
 
     # ---- The kernels. ----
@@ -236,7 +244,7 @@ class _RowsWork:
         two = in_two(request, self.contract)
         if isinstance(two, Refusal):
             return two
-        offered = {shape.choice: shape for shape in self.tried()}
+        offered = {shape.choice: shape for shape in self.tried}
         own = next(iter(offered.values()))
         choice, first = told(request.choice, offered)
         shape = own if first is None else first

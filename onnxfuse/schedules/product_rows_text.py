@@ -118,18 +118,20 @@ class ProductRowsText(SpecialisedText):
     def _count(self) -> str:
         return f"below{self._batches}"
 
+    @property
+    def _told(self) -> int:
+        """Barriers that what blocks find of a warp's rows comes to, one for each time that they tell each other."""
+        return sum(map(bool, self.phases.reductions)) * self.groups * WARPS if self.blocks > 1 else 0
+
     def _begun(self) -> list[str]:
-        """Also barriers that what blocks find of a warp's rows comes to, one for each time that they do."""
         lines = super()._begun()
-        if self.blocks == 1:
-            return lines
-        told = sum(map(bool, self.phases.reductions))
-        place = next(n for n, line in enumerate(lines) if "of::arrivals_counted" in line)
-        lines[place:place] = [
-            f"  for (int each = 0; each < {told * self.groups * WARPS}; ++each) of::count_arrivals(told + each, 1);"]
-        return ["of::Arrivals* const told = multiplied + stages;",
-                f"unsigned char* const found = reinterpret_cast<unsigned char*>(told + {told * self.groups * WARPS});",
-                *lines]
+        return lines if self.blocks == 1 else [
+            "of::Arrivals* const told = multiplied + stages;",
+            f"unsigned char* const found = reinterpret_cast<unsigned char*>(told + {self._told});", *lines]
+
+    def _more_counted(self) -> list[str]:
+        return [f"  for (int each = 0; each < {self._told}; ++each) of::count_arrivals(told + each, 1);"] if (
+            self.blocks > 1) else []
 
     def _shared(self) -> list[str]:
         """Which of a row's blocks this is."""

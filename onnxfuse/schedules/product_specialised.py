@@ -98,11 +98,16 @@ class SpecialisedText(ProductText):
             "  }",
             *([f"  for (int each = 0; each < groups; ++each) of::count_arrivals(allowed + each, {WARPS});"]
               if self.apart else []),
+            *self._more_counted(),
             "  of::arrivals_counted();",
             "}",
             *self._shared(),
             "__syncthreads();",
         ]
+
+    def _more_counted(self) -> list[str]:
+        """Lines by which one thread sets up further barriers."""
+        return []
 
     @property
     def _users(self) -> int:

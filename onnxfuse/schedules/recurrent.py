@@ -20,7 +20,7 @@ from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.dims import product as times
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Contract, Input, Program, Recurrence, Tensor
-from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, expression
+from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, elsewhere, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.headers import HEADERS
@@ -69,6 +69,10 @@ STEP_PLAIN, STEP_ROW, BYTE, BYTE_ROW = 0.75e-6, 0.15e-6, 12e-12, 3e-12
 
 PRODUCT_RATE = 150e12
 """Operations a second that what inputs add is computed at, at least."""
+
+
+BETWEEN = {"o0": "t0"}
+"""The product's result lies between the kernels."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,11 @@ class _RecurrentWork:
         for variant in before.plan.variants:
             guards = (HAS_CLUSTERS, *held, *(guard for guard in variant.guards if not guard.startswith("o0.")))
             variants.append(Variant(
-                f"{variant.name}, {BLOCKS} blocks", (*map(_to_scratch, variant.launches), fast),
+                f"{variant.name}, {BLOCKS} blocks", (*(elsewhere(step, BETWEEN) for step in variant.launches), fast),
                 tuple(dict.fromkeys(guards))))
         last = before.plan.variants[-1]
-        variants.append(Variant(f"{last.name}, alone", (*map(_to_scratch, last.launches), general)))
+        steps = (*(elsewhere(step, BETWEEN) for step in last.launches), general)
+        variants.append(Variant(f"{last.name}, alone", steps))
         used = {*before.code.headers, "mma", "cluster", "recurrent"}
         code = Source(
             tuple(name for name in HEADERS if name in used), f"{self.request.rule}: {self.layer.kind.upper()}",
@@ -277,8 +282,3 @@ def _outputs(lowered: Lowered) -> list[Recurrence]:
 def _pointer(tensor: Tensor) -> str:
     assert isinstance(tensor, Input)
     return f"i{tensor.index}"
-
-
-def _to_scratch(step: Step) -> Step:
-    """A launch that writes its result between kernels."""
-    return replace(step, arguments=tuple("t0" if argument == "o0" else argument for argument in step.arguments))
