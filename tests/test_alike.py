@@ -32,6 +32,11 @@ OTHERS = {
                "{ a = Mul(x, p) y = Exp(a) b = Mul(x, q) w = Exp(b) }"),
     "zero's sign": ("g (float[N,8] x) => (float[N,8] y, float[N,8] w) <float p = {0}, float q = {-0.0}> "
                     "{ a = Max(x, p) y = Exp(a) b = Max(x, q) w = Exp(b) }"),
+    "weights that change nothing": (
+        "g (float16[N,16,9] x) => (float16[N,16,9] y, float16[N,16,9] w) "
+        f"<float16[16] p = {{{', '.join('1' * 16)}}}, float16[16] q = {{{', '.join('2' * 16)}}}, "
+        f"float16[16] z = {{{', '.join('0' * 16)}}}> "
+        "{ a = InstanceNormalization(x, p, z) y = Relu(a) b = InstanceNormalization(x, q, z) w = Relu(b) }"),
     "attribute": ("g (float[N,8] x) => (float[N,8] y, float[N,8] w) "
                   "{ a = Elu<alpha: float = 0.5>(x) y = Exp(a) b = Elu<alpha: float = 0.25>(x) w = Exp(b) }"),
     "operator": ("g (float[N,8] x) => (float[N,8] y, float[N,8] w) "

@@ -22,9 +22,9 @@ from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel, parse_ch
 
 GROUPS = """g (T[N,H,W,{channels}] x, T[{channels},1,1] w) => (T[N,H,W,{channels}] y)
 <int64[3] s = {{0,{groups},-1}}> {{
- one = Constant <value = T[{groups}] {{{ones}}}> () zero = Constant <value = T[{groups}] {{{zeros}}}> ()
+ scale = Constant <value = T[{groups}] {{{twos}}}> () bias = Constant <value = T[{groups}] {{{ones}}}> ()
  f = Transpose <perm=[0,3,1,2]> (x) t = Shape(f) r = Reshape(f, s)
- i = InstanceNormalization <epsilon = 0.0000152587890625> (r, one, zero) q = Reshape(i, t)
+ i = InstanceNormalization <epsilon = 0.0000152587890625> (r, scale, bias) q = Reshape(i, t)
  m = Mul(q, w) p = Sigmoid(m) z = Mul(m, p) y = Transpose <perm=[0,2,3,1]> (z) }}"""
 
 KINDS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
@@ -46,7 +46,7 @@ LONG = {"N": 4, "H": 100_000, "C": 32}
 
 def groups(channels: int, count: int) -> str:
     """A norm over groups of the channels of images whose channels are last, with what follows it."""
-    return GROUPS.format(channels=channels, groups=count, ones=",".join("1" * count), zeros=",".join("0" * count))
+    return GROUPS.format(channels=channels, groups=count, twos=",".join("2" * count), ones=",".join("1" * count))
 
 
 def cut(text: str, kind: str = "float", **planned: int) -> Made:

@@ -27,6 +27,9 @@ from onnxfuse.ir.tensors import (
 )
 from onnxfuse.refusal import Refusal
 
+MOST_NEUTRAL = 4096
+"""Elements of an operand of which it is looked at whether they change anything: bodies hold it as the model did."""
+
 
 class Unlowerable(Exception):  # noqa: N818, it is no error of anybody's
     """Carries a refusal out of the depths of the lowering; ``lower`` turns it into a value again."""
@@ -46,7 +49,8 @@ class LoweringContext:
         tensors: tensors by value, inputs and results alike.
         inputs: values that the kernel reads, in order.
         sized: values whose contents only decide sizes; they are operands of the body and not of the kernel.
-        inlined: constants that became numbers in the kernel's text: those of one element, and truths of one value.
+        inlined: constants that became numbers in the kernel's text: those of one element, and truths of one value; and
+            those that change nothing.
     """
 
     opset: int
@@ -104,6 +108,15 @@ class LoweringContext:
         self.tensors[value] = made
         return made
 
+    def changes(self, value: Value, neutral: int) -> bool:
+        """Whether any element of an operand may be another number than a neutral one, 0 or 1.  Where none is, it is not
+        read."""
+        if value.constant is None or neutral_number(value.constant) != neutral:
+            return True
+        if value not in self.tensors and value not in self.inlined:
+            self.inlined.append(value)
+        return False
+
     def sizes(self, value: Value) -> tuple[Dim, ...]:
         """Contents of a small integer operand that decides sizes (axes, a target shape, starts)."""
         if value.elements is None and value.constant is None:
@@ -131,6 +144,14 @@ class LoweringContext:
                 "unknown-sizes", f"'{value.name}' must be constant here, and is {', '.join(map(str, sizes))}"
             )
         return tuple(size.value for size in sizes if size.value is not None)
+
+
+def neutral_number(constant: np.ndarray) -> int | None:
+    """0 or 1 where all of a constant's floats are that, without a sign; None elsewhere, and of large constants."""
+    if not 0 < constant.size <= MOST_NEUTRAL or constant.reshape(-1)[0] not in (0, 1):
+        return None
+    found = int(constant.reshape(-1)[0])
+    return None if (constant != found).any() or np.signbit(constant).any() else found
 
 
 def _is_one_number(constant: np.ndarray) -> bool:

@@ -13,13 +13,15 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Graph, Node, Value, root
 from onnxfuse.graph.spelling import attributes_of, spelled
+from onnxfuse.ir.context import neutral_number
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.operators import lowering_of
 from onnxfuse.refusal import Refusal
 
 FEW = 8
-"""Floats that a lowering looks at: one number, or one for each axis, as the scales of a Resize are."""
+"""Floats that a lowering looks at: one number, or one for each axis, as the scales of a Resize are; of others at most
+whether all are one, or zero."""
 
 
 @dataclass
@@ -79,6 +81,8 @@ def _told(value: Value) -> Hashable:
     content: Hashable = value.is_constant
     if constant is not None and (integers or constant.size <= FEW):
         content = spelled(constant)
+    elif constant is not None:
+        content = neutral_number(constant)
     elif integers and (value.contents is not None or root(value) is not value or (
             value.producer is not None and value.dtype == TensorProto.INT64)):
         content = value  # whoever asks where elements go looks behind it

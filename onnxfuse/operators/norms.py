@@ -111,8 +111,11 @@ def instance_normalization(node: Node, context: LoweringContext) -> Tensor:
     source = operand(node, context, 0)
     rank = len(source.shape)
     normal, _, _ = layer_norm(accumulate(source), tuple(range(2, rank)), number_attribute(node, "epsilon", 1e-5))
+    # The operator must have both; a GroupNorm that is spelled by it has ones and zeros here, and weights behind it.
     scale, bias = (
-        reshape(operand(node, context, place), (source.shape[1],) + (dim(1),) * (rank - 2)) for place in (1, 2)
+        reshape(operand(node, context, place), (source.shape[1],) + (dim(1),) * (rank - 2))
+        if (weight := node.inputs[place]) is None or context.changes(weight, neutral) else None
+        for place, neutral in ((1, 1), (2, 0))
     )
     return declare(scaled(normal, scale, bias), source.dtype)
 

@@ -148,13 +148,13 @@ def too_many(count: int, profile: Profile, node: str, rule: str) -> Refusal | No
 def efficiency(region: Region, costs: CostModel) -> float:
     """Share of the roofline that a region's kernel is predicted to reach, without what every launch costs.
 
-    The roofline is that of ``Profile.bandwidth``, the plain float32 cores, and each tensor moved once; a kernel that
-    the second-level cache serves counts 1.
+    The roofline is that of ``Profile.bandwidth``, the plain float32 cores, and each tensor moved once, or once by each
+    launch for which rows are too long to stay on chip; a kernel that the second-level cache serves counts 1.
     """
-    counted = costs.ledger.region(region)
-    seconds = costs.seconds(counted, again=costs.read_again(region)) - counted.kernels * costs.profile.floor_us * 1e-6
+    counted, again = costs.ledger.region(region), costs.read_again(region)
+    seconds = costs.seconds(counted, again=again) - counted.kernels * costs.profile.floor_us * 1e-6
     least = max(
-        (counted.bytes - counted.scratch) / costs.profile.bandwidth,
+        (counted.bytes - counted.scratch + (again if region.steps > 1 else 0)) / costs.profile.bandwidth,
         counted.flops / (costs.profile.peaks.float32 * 1e12),
     )
     return min(1.0, least / seconds) if seconds > 0 else 1.0

@@ -322,7 +322,7 @@ class PhaseText(ABC):
         """Accumulate squares of differences from the mean of what a lane has met so far."""
         kind, mine = TYPES[squares.dtype].compute, self.accumulator(name)
         turn.before += [*accumulators(f"mean_{name}", squares), *accumulators(mine, squares), f"{kind} met_{name} = 0;"]
-        turn.vectors += [f"met_{name} += 1;", f"const {kind} share_{name} = 1 / met_{name};"]
+        turn.vectors += [f"met_{name} += 1;", f"const {kind} share_{name} = of::share_of(met_{name});"]
         value = self.writer.scalar(self.phases.moments[squares].element)
         turn.inner.append(f"of::add_moment(mean_{name}[v], {mine}[v], {value}, share_{name});")
 

@@ -100,7 +100,7 @@ class Pieces(Reduction):
         return False
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
-        """A kernel a phase; a mean and a variance are one."""
+        """A kernel a phase, which reads the rows; a mean and a variance are one."""
         reduction = _first(lowered)
         if reduction is None:
             return None
@@ -109,7 +109,13 @@ class Pieces(Reduction):
             return None
         request = Request(lowered, sizes=sizes)
         work = request.once(in_pieces)
-        return None if work is None or length <= _longest(request, work) else Expected(work.frame.streaming.count)
+        if work is None or length <= _longest(request, work):
+            return None
+        whole = product(reduction.operand.shape)
+        read = sum((product(tensor.shape) * TYPES[tensor.dtype].size for tensor in lowered.program.inputs
+                    if product(tensor.shape) == whole), dim(0))
+        phases = work.frame.streaming.count
+        return Expected(phases, (read * (phases - 1)).substitute(lowered.binding.names))
 
     def headers(self, work: ReductionWork) -> tuple[str, ...]:
         """Those of columns and of pieces."""

@@ -62,6 +62,10 @@ __device__ __forceinline__ void combine_alike(T (&values)[width], T* partial) {
   share_rows<pieces>(values);
 }
 
+// One of so many.  Of float32 nearly: what a mean is off by the squares about it are off by squared, and a division that
+// is exact has a branch, which keeps the next loads behind it.
+__device__ __forceinline__ float share_of(float count) { return __fdividef(1.0f, count); }
+__device__ __forceinline__ double share_of(double count) { return 1 / count; }
 // A number more of those of which a thread has the mean and the squares of differences from it; `share` is one of as many
 // as it has then.
 template <typename T> __device__ __forceinline__ void add_moment(T& mean, T& squares, T x, T share) {
