@@ -27,7 +27,7 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.reduced import reduced_behind
+from onnxfuse.planning.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
@@ -140,7 +140,10 @@ class Beside:
 
     def reduced(self) -> list[Members]:
         """A product with what is computed of its results and of their rows, from the most on."""
-        return reduced_behind(self.core, self.products[0], self.graph, self.facts) if len(self.products) == 1 else []
+        if len(self.products) != 1:
+            return []
+        behind = normed_behind if self.products[0].op == "Conv" else reduced_behind
+        return behind(self.core, self.products[0], self.graph, self.facts)
 
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention

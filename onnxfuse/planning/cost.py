@@ -355,6 +355,7 @@ class CostModel:
         stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
+        more += pace.behind / (TILES_COPY * self.profile.bandwidth)
         tiles = pace.tiles * (pace.stages * stage + TILE_ENDS + pace.ends) if pace.whole is None else pace.whole
         if pace.results is not None:
             behind = self._behind(region, counted) / (1e12 * pace.results)

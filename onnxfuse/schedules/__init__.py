@@ -20,6 +20,8 @@ product.py     matrix products and convolutions with maps around them; product_p
                warp that copies, product_maps.py what it can copy, product_patch.py convolutions of few channels,
                product_library.py what cuBLASLt runs in its place,
                product_integers.py products of 8-bit integers
+product_norms.py  convolutions of whose results a norm over windows is taken; norm_groups.py of which groups,
+               column_moments.py the text that tells mean and squares with them
 product_rows.py  products of whose results rows are reduced; product_rows_text.py its text, in_two.py what runs them as
                two kernels
 recurrent.py   recurrent layers
@@ -48,6 +50,7 @@ from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.pooling import Pooling
 from onnxfuse.schedules.product import Product
+from onnxfuse.schedules.product_norms import ProductNorms
 from onnxfuse.schedules.product_rows import ProductRows
 from onnxfuse.schedules.recurrent import Recurrent
 from onnxfuse.schedules.rows import Rows
@@ -63,8 +66,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Stencil(), StencilLast(), ProductRows(), Attention(), Product(), Scans(), Pieces(_ROWS),
-        Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
+        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Attention(), Product(), Scans(),
+        Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -5,26 +5,122 @@ What is between them is a result of the region where it has such a one, else in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands, postorder
-from onnxfuse.lowering.launch import Variant, elsewhere, expression, renamed
+from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, operands, postorder
+from onnxfuse.lowering.launch import Check, Variant, elsewhere, expression, renamed
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Kernel
 from onnxfuse.schedules.product import Product
-from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Source
 
 
 @dataclass(frozen=True)
+class Divided:
+    """A region with one product, divided between its kernel and what follows.
+
+    Attributes:
+        whole: the tensor at which it is; between: as that lies in memory, itself or a permutation of its axes.
+        late: places of the results that are computed of reductions; early: of others.
+    """
+
+    request: Request
+    whole: Tensor
+    between: Tensor
+    late: tuple[int, ...]
+    early: tuple[int, ...]
+
+    @property
+    def program(self) -> Program:
+        """Of the whole region."""
+        return self.request.lowered.program
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """Those that are computed of reductions."""
+        return tuple(self.program.outputs[place] for place in self.late)
+
+    @property
+    def others(self) -> list[int]:
+        """Places of the product's own further results."""
+        return [place for place in self.early if self.program.outputs[place] is not self.between]
+
+    @cached_property
+    def ahead(self) -> Program:
+        """The product, what is between as its first result."""
+        others = (self.program.outputs[place] for place in self.others)
+        return Program(self.program.inputs, (self.between, *others), self.program.operators)
+
+    @cached_property
+    def stand_in(self) -> Input:
+        """What is between, as what follows reads it."""
+        return Input(self.between.dtype, self.between.shape, len(self.program.inputs))
+
+    def behind(self, more: Sequence[Input] = (), known: Mapping[Tensor, Tensor] | None = None) -> Program:
+        """What follows; ``more``: what else it reads, and ``known``: what stands for what it is computed from."""
+        inputs, back = (self.stand_in, *more), self.whole
+        if self.between is self.whole:
+            back = self.stand_in
+        elif isinstance(self.between, Permute):
+            axes = tuple(self.between.axes.index(axis) for axis in range(self.whole.rank))
+            back = Permute(self.whole.dtype, self.whole.shape, self.stand_in, axes)
+        return Program((*self.program.inputs, *inputs), substituted(self.results, {self.whole: back, **(known or {})}),
+                       self.program.operators)
+
+    @property
+    def pointer(self) -> str:
+        """Where what is between lies: a result, or the first scratch memory."""
+        return next((f"o{place}" for place in self.early if self.program.outputs[place] is self.between), "t0")
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Bytes of it, where it is no result."""
+        return () if self.pointer != "t0" else (self.bytes_of(self.between),)
+
+    def bytes_of(self, tensor: Tensor) -> str:
+        """Of a tensor, as an expression."""
+        return expression(product(tensor.shape) * TYPES[tensor.dtype].size, self.request.lowered.binding.symbols)
+
+    def reads(self, tensor: Input, pointer: str) -> dict[str, str]:
+        """Names by which a kernel reads a tensor that lies elsewhere."""
+        elements = expression(product(tensor.shape), self.request.lowered.binding.symbols)
+        return {f"i{tensor.index}": pointer, f"i{tensor.index}.addr": _address(pointer), f"i{tensor.index}.n": elements}
+
+    def outputs_ahead(self) -> dict[str, str]:
+        """Names by which the product's kernel writes its results."""
+        return {"o0": self.pointer, "o0.addr": _address(self.pointer), **_outputs(dict(enumerate(self.others, 1)))}
+
+    def outputs_behind(self) -> dict[str, str]:
+        """The same of what follows."""
+        return _outputs(dict(enumerate(self.late)))
+
+    def made(
+        self, schedules: Sequence[Schedule], program: Program, choice: Choice | None = None
+    ) -> Kernel | Refusal:
+        """A kernel of a part of the region, of the first of some schedules that has one; ``choice``: what it is to be,
+        where it can."""
+        request = replace(self.part(program), choice=choice)
+        found = next((made for each in schedules if (made := each.kernel(request)) is not None), None)
+        return Refusal("product-structure", "its rows have no kernel of their own") if found is None else found
+
+    def part(self, program: Program) -> Request:
+        """A request for it."""
+        lowered = replace(self.request.lowered, program=program)
+        return replace(self.request, lowered=lowered, choice=None, _found={})
+
+
+@dataclass(frozen=True)
 class InTwo:
-    """Both kernels: their ``variants``, what these launch and take, and the memory that they need between."""
+    """Both kernels: their ``variants``, what these launch and take, and the memory that they need between; ``steps``:
+    launches behind the product's where sizes are as planned; ``checks``: of sizes, for either."""
 
     variants: tuple[Variant, ...]
     functions: tuple[Function, ...]
@@ -32,41 +128,55 @@ class InTwo:
     headers: frozenset[str]
     maps: tuple[TensorMap, ...]
     scratch: tuple[str, ...]
+    steps: int
+    checks: tuple[Check, ...]
 
 
-def in_two(request: Request, contract: Contract) -> InTwo | Refusal:
-    """The kernels of a region with one product, of whose results rows are reduced; or why either has none."""
-    program, size = request.lowered.program, len(request.lowered.program.inputs)
-    late = [place for place, output in enumerate(program.outputs) if _reduces(output)]
-    between = _between(program, contract, tuple(program.outputs[place] for place in late))
-    early = [place for place in range(len(program.outputs)) if place not in late]
-    others = [place for place in early if program.outputs[place] is not between]
-    one = _made(Product(), request, Program(
-        program.inputs, (between, *(program.outputs[place] for place in others)), program.operators))
-    stand_in = Input(between.dtype, between.shape, size)
-    two = _made(Rows(), request, Program(
-        (*program.inputs, stand_in),
-        substituted(tuple(program.outputs[place] for place in late), {between: stand_in}), program.operators))
+def divided(request: Request, contract: Contract, axes: Sequence[int] | None = None) -> Divided:
+    """A region with one product, and reductions of what it gives.
+
+    Args:
+        axes: those of the product in the order in which what is between is to lie; as it comes where None.
+    """
+    program = request.lowered.program
+    late = tuple(place for place, output in enumerate(program.outputs) if reduces(output))
+    early = tuple(place for place in range(len(program.outputs)) if place not in late)
+    found = _between(program, contract, tuple(program.outputs[place] for place in late))
+    if axes is None:
+        whole = _last_of_fewest_bytes(found)
+        return Divided(request, whole, whole, late, early)
+    whole = _last_of_fewest_bytes([each for each in found if each.shape == contract.shape])
+    if list(axes) == sorted(axes):
+        return Divided(request, whole, whole, late, early)
+    outputs = (program.outputs[place] for place in early)
+    laid = next((each for each in outputs if isinstance(each, Permute) and each.operand in found
+                 and each.axes == tuple(axes) and TYPES[each.dtype].size == TYPES[whole.dtype].size), None)
+    if laid is not None:
+        return Divided(request, laid.operand, laid, late, early)
+    between = Permute(whole.dtype, tuple(whole.shape[axis] for axis in axes), whole, tuple(axes))
+    return Divided(request, whole, between, late, early)
+
+
+def in_two(parts: Divided, schedules: Sequence[Schedule]) -> InTwo | Refusal:
+    """The kernels of a region, that of the rows one of some ``schedules``'s; or why either has none."""
+    one = parts.made((Product(),), parts.ahead)
+    two = parts.made(schedules, parts.behind())
     if isinstance(one, Refusal):
         return one
     if isinstance(two, Refusal):
         return two
-    elements = expression(product(between.shape), request.lowered.binding.symbols)
-    written = next((place for place in early if program.outputs[place] is between), None)
-    scratch = () if written is not None else (
-        expression(product(between.shape) * TYPES[between.dtype].size, request.lowered.binding.symbols),)
-    pointer, address = ("t0", "0") if written is None else (f"o{written}", f"o{written}.addr")
-    ahead = {"o0": pointer, "o0.addr": address, **_outputs(dict(enumerate(others, 1)))}
-    behind = {**_outputs(dict(enumerate(late))), f"i{size}": pointer, f"i{size}.addr": address, f"i{size}.n": elements,
-              **{f"t{place}": f"t{len(scratch) + place}" for place in range(len(two.plan.scratch))}}
+    ahead = parts.outputs_ahead()
+    behind = {**parts.outputs_behind(), **parts.reads(parts.stand_in, parts.pointer),
+              **moved_scratch(two.plan.scratch, len(parts.scratch))}
     # Where rows' first kernel does not run, of the length and the types that it is for, nothing lies as it should.
     pairs = [*((first, two.plan.variants[0]) for first in one.plan.variants),
              (one.plan.variants[-1], two.plan.variants[-1])]
-    variants = (_joined(_elsewhere(first, ahead), _elsewhere(second, behind)) for first, second in pairs)
+    variants = (joined(renamed_variant(first, ahead), renamed_variant(second, behind)) for first, second in pairs)
     assert isinstance(one.code, Source) and isinstance(two.code, Source)
     return InTwo(
         tuple(variants), (*one.code.functions, *two.code.functions), (*one.code.entries, *two.code.entries),
-        frozenset((*one.code.headers, *two.code.headers)), one.plan.maps, (*scratch, *two.plan.scratch))
+        frozenset((*one.code.headers, *two.code.headers)), one.plan.maps, (*parts.scratch, *two.plan.scratch),
+        len(two.plan.variants[0].launches), tuple(dict.fromkeys((*one.plan.checks, *two.plan.checks))))
 
 
 def above(program: Program, tensor: Tensor) -> list[Tensor]:
@@ -78,31 +188,37 @@ def above(program: Program, tensor: Tensor) -> list[Tensor]:
     return list(found)
 
 
-def _reduces(tensor: Tensor) -> bool:
+def reduces(tensor: Tensor) -> bool:
     """Whether a tensor is computed of reductions."""
     return any(isinstance(each, Reduce) for each in postorder((tensor,)))
 
 
-def _between(program: Program, contract: Contract, late: tuple[Tensor, ...]) -> Tensor:
-    """What the product's kernel leaves for that of the rows: that of the fewest bytes without which none of the results
-    that are computed of reductions, ``late``, has anything of the product; among these the last."""
+def _between(program: Program, contract: Contract, late: tuple[Tensor, ...]) -> list[Tensor]:
+    """What the product's kernel may leave for that of the rows: that without which none of the results which are
+    computed of reductions, ``late``, has anything of the product."""
 
     def holds(tensor: Tensor) -> bool:
         rest = substituted(late, {tensor: Input(tensor.dtype, tensor.shape, 0)})
         return contract not in postorder(rest)
 
     elements = product(contract.shape)
-    found = [each for each in above(program, contract)
-             if product(each.shape) == elements and not _reduces(each) and holds(each)]
-    least = min(TYPES[each.dtype].size for each in found)
-    return [each for each in found if TYPES[each.dtype].size == least][-1]
+    return [each for each in above(program, contract)
+            if product(each.shape) == elements and not reduces(each) and holds(each)]
 
 
-def _made(schedule: Schedule, request: Request, program: Program) -> Kernel | Refusal:
-    """A schedule's own kernel of a part of the region."""
-    lowered = replace(request.lowered, program=program)
-    found = schedule.kernel(replace(request, lowered=lowered, choice=None, _found={}))
-    return found if found is not None else Refusal("product-structure", "its rows have no kernel of their own")
+def _last_of_fewest_bytes(tensors: Sequence[Tensor]) -> Tensor:
+    least = min(TYPES[each.dtype].size for each in tensors)
+    return [each for each in tensors if TYPES[each.dtype].size == least][-1]
+
+
+def moved_scratch(scratch: Sequence[str], first: int) -> dict[str, str]:
+    """New names of a kernel's scratch memory, which is that from the ``first`` on."""
+    return {f"t{place}": f"t{first + place}" for place in range(len(scratch))}
+
+
+def _address(pointer: str) -> str:
+    """Modulo what vectors are aligned to: scratch memory is."""
+    return "0" if pointer.startswith("t") else f"{pointer}.addr"
 
 
 def _outputs(places: Mapping[int, int]) -> dict[str, str]:
@@ -110,13 +226,13 @@ def _outputs(places: Mapping[int, int]) -> dict[str, str]:
     return {f"o{place}{part}": f"o{real}{part}" for place, real in places.items() for part in ("", ".addr")}
 
 
-def _joined(first: Variant, second: Variant) -> Variant:
-    """One launch behind the other, where both run."""
-    return Variant(f"{first.name}; {second.name}", (*first.launches, *second.launches),
-                   tuple(dict.fromkeys((*first.guards, *second.guards))))
+def joined(*parts: Variant) -> Variant:
+    """Launches one behind the other, where all run."""
+    return Variant("; ".join(each.name for each in parts), tuple(step for each in parts for step in each.launches),
+                   tuple(dict.fromkeys(guard for each in parts for guard in each.guards)))
 
 
-def _elsewhere(variant: Variant, names: Mapping[str, str]) -> Variant:
+def renamed_variant(variant: Variant, names: Mapping[str, str]) -> Variant:
     """The same with what it reads and writes elsewhere."""
     return Variant(variant.name, tuple(elsewhere(step, names) for step in variant.launches),
                    tuple(renamed(guard, names) for guard in variant.guards))

@@ -53,7 +53,7 @@ class Pace:
         results: TFLOP/s at which what follows the products is computed; None where that hardly counts; meanwhile:
             whether the next tile is multiplied while that is.
         whole: seconds of all that behind ``TILE_BEGINS``, where it follows from other things than arithmetic; ends:
-            seconds that a tile takes beside to be stored.
+            seconds that a tile takes beside to be stored; behind: bytes that further launches move.
     """
 
     tiles: int
@@ -65,6 +65,7 @@ class Pace:
     meanwhile: bool = False
     whole: float | None = None
     ends: float = 0.0
+    behind: int = 0
 
 
 @dataclass(frozen=True)

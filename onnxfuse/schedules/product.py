@@ -51,7 +51,7 @@ from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_tf32 import RoundedBoxText, RoundedSpecialisedText
 from onnxfuse.schedules.product_windows import Windows, has_windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.streaming import BLOCK_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
@@ -123,10 +123,10 @@ class Product(Schedule):
         if len(products) > self.products:
             return Refusal("product-structure", f"{len(products)} products in one region")
         parts = parts_of(request.lowered, products)
-        return parts if isinstance(parts, Refusal) else _ProductWork(request, parts).kernel()
+        return parts if isinstance(parts, Refusal) else ProductWork(request, parts).kernel()
 
 
-class _ProductWork:
+class ProductWork:
     """The functions, kernels and variants of one region as they come."""
 
     def __init__(self, request: Request, parts: ProductParts) -> None:
@@ -210,7 +210,7 @@ class _ProductWork:
             shapes = (first, *(() if enough else (own,)), *general)
             for shape in dict.fromkeys(each for each in shapes if isinstance(each, ProductShape)):
                 if isinstance(shape, SpecialisedShape):
-                    self._add_specialised(shape, narrow)
+                    self.add_specialised(shape, narrow)
                 elif isinstance(shape, PatchShape):
                     self._add_patched(shape, narrow)
                 elif isinstance(shape, FewShape):
@@ -279,8 +279,10 @@ class _ProductWork:
         words = f"{Product().words(shape.choice)}, {'vectors' if shape.vectors else 'one by one'}, {shape.bits}-bit"
         self.variants.append(Variant(words, (step,), guards))
 
-    def _add_specialised(self, shape: SpecialisedShape, guards: tuple[str, ...]) -> None:
-        """A variant with tensor maps."""
+    def add_specialised(
+        self, shape: SpecialisedShape, guards: tuple[str, ...], more: tuple[Parameter, ...] = ()
+    ) -> None:
+        """A variant with tensor maps; ``more``: what its kernel takes beside what all do."""
         symbols, first = self.lowered.binding.symbols, len(self.maps)
         columns = shape.columns // len(self.parts.rights)
         operands, tiles = self.mapped, self._tiles(shape)
@@ -296,7 +298,7 @@ class _ProductWork:
         self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
         taken = map(map_parameter, range(first, len(self.maps)))
         body = text.text()
-        parameters = (*self.signature.parameters(body.sizes), *taken)
+        parameters = (*self.signature.parameters(body.sizes), *taken, *more)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
         needed = [guard for operand in operands for guard in operand.guards(symbols)]
         step = self._step(function, shape, f"{tiles} sms min")

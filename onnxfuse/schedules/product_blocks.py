@@ -219,14 +219,14 @@ class Blocks:
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
         shared = [
             (-(-steps // split) * _busiest(1, (shape.rows, shape.columns), rate) + BEGUN,
-             _filled(replace(shape, turns=1, split=split)))
+             filled(replace(shape, turns=1, split=split)))
             for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
             # Thirds of a tile are laid out in pieces that its sums do not fill.
             if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
             and tiles <= most_clusters and split * LEAST_STEPS <= steps]
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])
-        return [*(shape for _, shape in better[:most]), *(_filled(shape) for _, shape in alone)]
+        return [*(shape for _, shape in better[:most]), *(filled(shape) for _, shape in alone)]
 
     def _ranked(self, together: bool) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
@@ -333,7 +333,7 @@ def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: in
     return -(-tiles // multiprocessors) * rows * columns / rate
 
 
-def _filled(least: SpecialisedShape) -> SpecialisedShape:
+def filled(least: SpecialisedShape) -> SpecialisedShape:
     """A block of one stage with as many as there is room for."""
     one = replace(least, stages=2).shared - least.shared
     return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)

@@ -199,6 +199,10 @@ class BoxText(SpecialisedText):
                 f"beyond = ({self.extents['n']} + own_columns - 1) / own_columns;")
 
     @property
+    def _down(self) -> str:
+        return "box"
+
+    @property
     def _boxes(self) -> list[str]:
         """How many boxes there are along each axis."""
         return [BOXES[name] for name in self.axes]

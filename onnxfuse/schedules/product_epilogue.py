@@ -114,9 +114,14 @@ class EpilogueText:
                 *self._computed(held),
                 "__syncwarp();",
                 "{", *indented(self._sent()), "}",
+                *self._followed(),
             ])),
             "__syncwarp();",
         ]
+
+    def _followed(self) -> list[str]:
+        """Lines that do more with a piece of the results while it is laid out."""
+        return []
 
     def _computed(self, held: Held) -> list[str]:
         """Lines that lay the results of a piece out."""

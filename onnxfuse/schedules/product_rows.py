@@ -28,7 +28,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, PANEL
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.headers import HEADERS
-from onnxfuse.schedules.in_two import above, in_two
+from onnxfuse.schedules.in_two import above, divided, in_two
 from onnxfuse.schedules.kernel import (
     HOPPER_HAS,
     TILE_BEGINS,
@@ -48,6 +48,7 @@ from onnxfuse.schedules.product_maps import Mapped, all_mapped, map_parameter, m
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, result_lanes
 from onnxfuse.schedules.product_rows_text import ProductRowsShape, ProductRowsText, RoundedProductRowsText
 from onnxfuse.schedules.product_shape import STAGE_BYTES
+from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 
@@ -241,7 +242,7 @@ class _RowsWork:
     def kernel(self) -> Kernel | Refusal:
         """All of it."""
         lowered, request = self.lowered, self.request
-        two = in_two(request, self.contract)
+        two = in_two(divided(request, self.contract), (Rows(),))
         if isinstance(two, Refusal):
             return two
         offered = {shape.choice: shape for shape in self.tried}

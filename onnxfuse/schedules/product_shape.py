@@ -84,17 +84,20 @@ class ProductShape:
 @dataclass(frozen=True)
 class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
-    one that they share or one each; ``split``: blocks of a cluster that share what is summed over."""
+    one that they share or one each; ``split``: blocks of a cluster that share what is summed over; ``moments``: whether
+    it tells mean and squares of each column (``column_moments``)."""
 
     together: bool = True
     turns: int = 1
     split: int = 1
+    moments: bool = False
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         split = f"_split{self.split}" if self.split > 1 else ""
-        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}"
+        moments = "_moments" if self.moments else ""
+        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}{moments}"
 
     @property
     def choice(self) -> Choice:
@@ -124,7 +127,13 @@ class SpecialisedShape(ProductShape):
         and the barriers."""
         staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
         laid = 4 * (self.rows * self.columns if self.split > 1 else self.groups * WARPS * 16 * PIECE)
-        return TILE_BYTES + staged + laid + (2 * self.stages + self.groups) * ARRIVALS
+        known = 2 * self.groups if self.moments else 0
+        return TILE_BYTES + staged + laid + (2 * self.stages + self.groups + known) * ARRIVALS
+
+    @property
+    def windows(self) -> int:
+        """Rows of which a group tells what it knows of a column."""
+        return self.rows if self.turns > 1 else self.rows // self.groups
 
     @property
     def beside(self) -> int:

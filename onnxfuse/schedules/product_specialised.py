@@ -16,6 +16,7 @@ from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, WIDTH
+from onnxfuse.schedules.column_moments import ColumnMoments
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_maps import Mapped
@@ -55,6 +56,8 @@ class SpecialisedText(ProductText):
         super().__init__(parts, sides, results, shape, sizes)
         self.operands, self.first, self.apart, self.groups = operands, first, shape.turns > 1, shape.groups
         self.split, self.sharing = shape.split, "split" if shape.split > 1 else ""
+        barriers = "allowed + groups" if self.apart else "multiplied + stages"
+        self.moments = ColumnMoments(shape, barriers) if shape.moments else None
         self.start, self.end = ("begin", "end") if self.split > 1 else ("0", self.extents["k"])
 
     def text(self) -> Body:
@@ -83,6 +86,7 @@ class SpecialisedText(ProductText):
             "// Which the compiler sees is the same for all of a warp.",
             "const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;",
             f"const int group = warp / {WARPS};",
+            *(self.moments.constants() if self.moments else ()),
         ]
 
     def _begun(self) -> list[str]:
@@ -107,7 +111,7 @@ class SpecialisedText(ProductText):
 
     def _more_counted(self) -> list[str]:
         """Lines by which one thread sets up further barriers."""
-        return []
+        return self.moments.counted() if self.moments else []
 
     @property
     def _users(self) -> int:
@@ -225,6 +229,7 @@ class SpecialisedText(ProductText):
                "  turn = (int)(on % stages), phase ^= (int)(on / stages & 1);",
                "};", "if (group > 0) pass_by(steps);"] if self.apart else []),
             *self._others_begun(),
+            *(self.moments.begun() if self.moments else ()),
             self._tile_loop(own, step),
             *indented([
                 *self._place("number"),
@@ -308,6 +313,22 @@ class SpecialisedText(ProductText):
     def _own_laid(self) -> list[str]:
         return []
 
+    def _stored(self) -> list[str]:
+        lines, held = super()._stored(), self._held()
+        if self.moments is None or held is None:
+            return lines
+        packed = self._in_place(held)
+        wide, width = packed or PIECE, 0 if packed else self.lanes.width
+        return [*self.moments.before(wide), *lines, *self.moments.after(self.extents["n"], self._down, wide, width)]
+
+    def _followed(self) -> list[str]:
+        return self.moments.packed() if self.moments else []
+
+    @property
+    def _down(self) -> str:
+        """Which of the tiles below one another it is."""
+        return "first_m / rows"
+
     def _laid_first(self) -> list[str]:
         """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
         wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
@@ -347,6 +368,12 @@ class SpecialisedText(ProductText):
     def _piece_stored(self, laid: Sequence[str], passes: str, taken: str) -> list[str]:
         """Lines that store the results of a piece, when it is ``laid`` out."""
         n = self.extents["n"]
+        rows, ends, shared = self._row("m"), [f"if (n >= {n}) break;"], list[str]()
+        at = "const idx n = first_column + column;"
+        if self.moments:  # all lanes take part in what they share
+            at, ends, shared = f"const idx n = of::imin(first_column + column, (idx){n} - width);", [], (
+                self.moments.shared())
+            rows = [*self._row("any_m"), f"const idx m = first_column + column < {n} ? any_m : {self.extents['m']};"]
         return [
             "const idx first_column = first_n + now % pieces * wide;",
             self._first_row("now / pieces * 64"),
@@ -357,9 +384,7 @@ class SpecialisedText(ProductText):
             f"constexpr int passes = {passes};",
             "for (int column = lane % lanes * width; column < wide; column += lanes * width) {",
             *indented([
-                "const idx n = first_column + column;",
-                f"if (n >= {n}) break;",
-                *self._results(self._row("row"), taken, self._row("m"), "wide"),
+                at, *ends, *self._results(self._row("row"), taken, rows, "wide"), *shared,
             ]),
             "}",
         ]

@@ -62,13 +62,24 @@ class Body:
 @dataclass(frozen=True)
 class Function:
     """A device function, a template over ``template`` and over ``idx``, the type of an index; ``calls``: names of the
-    functions of the same text that it calls."""
+    functions of the same text, and of the same ``space``, that it calls; that is its namespace, "" for none."""
 
     name: str
     template: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     body: str
     calls: tuple[str, ...] = ()
+    space: str = ""
+
+    @property
+    def whole_name(self) -> str:
+        """Its name for who is elsewhere."""
+        return _within(self.space, self.name)
+
+    @property
+    def whole_calls(self) -> tuple[str, ...]:
+        """Such names of what it calls."""
+        return tuple(_within(self.space, name) for name in self.calls)
 
     def entry(self, name: str, settings: Sequence[int], bits: int, threads: int, blocks: int = 1) -> Entry:
         """A kernel that calls it, with these numbers for its template and indices of so many bits; ``threads`` and
@@ -81,7 +92,13 @@ class Function:
         """Its definition."""
         template = ", ".join([*(f"int {name}" for name in self.template), "typename idx"])
         parameters = ", ".join(each.declaration_within.format(index="idx") for each in self.parameters)
-        return f"template <{template}> __device__ __forceinline__ void {self.name}({parameters}) {{\n{self.body}}}\n"
+        text = f"template <{template}> __device__ __forceinline__ void {self.name}({parameters}) {{\n{self.body}}}\n"
+        return f"namespace {self.space} {{\n{text}}}\n" if self.space else text
+
+
+def _within(space: str, name: str) -> str:
+    """A name of a namespace."""
+    return f"{space}::{name}" if space else name
 
 
 @dataclass(frozen=True)
@@ -230,14 +247,23 @@ class Source:
         entries = tuple(each for each in self.entries if each.name in names)
         needed = {call.function for entry in entries for call in entry.calls}
         for function in reversed(self.functions):  # each is defined after what it calls
-            if function.name in needed:
-                needed.update(function.calls)
-        functions = tuple(each for each in self.functions if each.name in needed)
+            if function.whole_name in needed:
+                needed.update(function.whole_calls)
+        functions = tuple(each for each in self.functions if each.whole_name in needed)
         return replace(self, functions=functions, entries=entries)
 
     def prefixed(self, prefix: str) -> Source:
         """The same with other names for its kernels."""
         return replace(self, entries=tuple(replace(each, name=f"{prefix}_{each.name}") for each in self.entries))
+
+    def within(self, space: str) -> Source:
+        """The same with its functions in a namespace, and that before its kernels' names: it may stand beside others in
+        one text."""
+        return replace(
+            self, functions=tuple(replace(each, space=space) for each in self.functions),
+            entries=tuple(replace(each, name=f"{space}_{each.name}", calls=tuple(
+                replace(call, function=_within(space, call.function)) for call in each.calls))
+                for each in self.entries))
 
 
 @dataclass(frozen=True)

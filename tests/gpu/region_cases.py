@@ -186,6 +186,17 @@ WHOLE = {
     "a depthwise convolution, dilated, channels last": """g (T[3,17,19,40] x, T[40,1,3,3] w) => (T[3,16,18,40] y)
         { i = Transpose<perm = [0,3,1,2]>(x) r = Relu(i) c = Conv<group = 40, pads = [1,2,2,1], dilations = [2,2]>(r, w)
           y = Transpose<perm = [0,2,3,1]>(c) }""",
+    "a convolution and group norm": """g (T[2,128,64,64] t, T[72,3,3,64] v, T[72] b, T[8] o, T[8] u, T[72,1,1] e)
+        => (T[2,128,64,72] y) <int64[3] d = {0,8,-1}, int64[4] f = {-1,72,128,64}>
+        { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) c = Conv<pads = [1,1,1,1]>(x, w, b)
+          r = Reshape(c, d) i = InstanceNormalization(r, o, u) j = Reshape(i, f) m = Mul(j, e) s = Sigmoid(m)
+          a = Mul(m, s) y = Transpose<perm = [0,2,3,1]>(a) }""",
+    "a convolution of single pixels, residual and group norm": """g (T[2,128,64,64] t, T[72,1,1,64] v,
+        T[2,128,64,72] z, T[8] o, T[8] u) => (T[2,128,64,72] y, T[2,128,64,72] q)
+        <int64[3] d = {0,8,-1}, int64[4] f = {-1,72,128,64}>
+        { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) c = Conv(x, w)
+          k = Transpose<perm = [0,2,3,1]>(c) q = Add(k, z) h = Transpose<perm = [0,3,1,2]>(q) r = Reshape(h, d)
+          i = InstanceNormalization(r, o, u) j = Reshape(i, f) a = Relu(j) y = Transpose<perm = [0,2,3,1]>(a) }""",
 }
 """Cases of which all is one region, as it is in larger models: alone their views would stay outside."""
 
