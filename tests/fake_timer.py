@@ -52,6 +52,7 @@ class FakeTimer:
     interrupt_after: int | None = None
     feeds: dict[str, Array] = field(default_factory=dict)
     living: bool = True
+    provider_options: Mapping[str, str] = field(default_factory=dict)
 
     def compile(self, kernels: Sequence[KernelSource]) -> None:
         self.compiled += kernels

@@ -186,13 +186,32 @@ def test_float32_is_multiplied_where_the_runtime_rounds_it_too(name: str) -> Non
     """By a GPU that can, in a session that may; said where something is around the product."""
     model = model_of(name, "float")
     assert held(fuse(model, eager=True))[0] == OFFERED[name][1]
-    for options, words in (({"provider_options": {"use_tf32": "0"}}, "the option use_tf32=0 of the CUDA provider"),
-                           ({"target": "T4"}, "T4 has no tensor cores for float32")):
-        made = fuse(model, eager=True, **options)
-        told = [each.message for each in made.refusals if each.code == "float32-products"]
-        assert not made.plan.with_products and told and all(words in each for each in told)
-        alone = fuse(model_of("alone", "float"), eager=True, **options)
-        assert not alone.plan.with_products and not alone.refusals
+    made = fuse(model, eager=True, target="T4")
+    told = [each.message for each in made.refusals if each.code == "float32-products"]
+    assert not made.plan.with_products and told and all("T4 has no tensor cores for float32" in each for each in told)
+    alone = fuse(model_of("alone", "float"), eager=True, target="T4")
+    assert not alone.plan.with_products and not alone.refusals
+
+
+@pytest.mark.parametrize("name", ["bias and activation", "a gate", "a convolution"])
+def test_float32_is_kept_where_the_runtime_keeps_it(name: str, tmp_path: Path) -> None:
+    """By kernels whose operands are not rounded, where these were measured faster than the runtime's."""
+    model, options = model_of(name, "float"), {"provider_options": {"use_tf32": "0"}}
+    made = fuse(model, eager=True, **options)
+    assert held(made)[0] == OFFERED[name][1] and not held(made, chosen=True)
+    assert all(not region.kernel.rounds and region.kernel.pace is None for region in made.plan.with_products)
+    assert any("--provider-option use_tf32=0" in each.remedy or "use_tf32" in each.remedy for each in made.refusals
+               if each.code == "unmeasured")
+    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 20.0)
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(model, timer, kept, TuneOptions(dims={each: DIMS[each] for each in sizes_of(model)}, tf32=False))
+    assert timer.provider_options == {"use_tf32": "0"}
+    taken = fuse(model, database=tmp_path / "measurements.sqlite", target="H100", least_gain=1.0, **options)
+    assert held(taken, chosen=True) and not any(region.kernel.rounds for region in taken.plan.fusions)
+    rounding = fuse(model, database=tmp_path / "measurements.sqlite", target="H100", least_gain=1.0)
+    assert not any(region.measured for region in rounding.plan.with_products)
+    results = [node for node in verify(taken, EmulatedRunner()).nodes if node.rule == "products"]
+    assert results and {each.verdict for each in results} == {"passed"}, results
 
 
 def test_what_was_not_measured_is_told_where_something_is_around_it(tmp_path: Path) -> None:
@@ -253,7 +272,7 @@ def test_what_was_measured_of_rounded_operands_says_nothing_of_others(tmp_path: 
     for value, known in (("1", True), ("0", False)):
         made = fuse(model_of("a gate", "float"), database=database, target="H100", least_gain=1.0,
                     provider_options={"use_tf32": value})
-        assert bool(held(made, chosen=True)) == bool(made.plan.with_products) == known
+        assert bool(held(made, chosen=True)) == known and made.plan.with_products
         products = [node for node in made.graph.nodes if node.op == "MatMul"]
         assert [made.costs.is_learned(node) for node in products] == [known] * 2
 

@@ -16,8 +16,10 @@ from onnxfuse.cli.parameters import (
     disable_option,
     fold_weights_option,
     model_argument,
+    read_settings,
     rules_option,
 )
+from onnxfuse.cuda_options import TF32
 from onnxfuse.errors import KernelError
 from onnxfuse.visible import visible
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 @rules_option
 @disable_option
 @fold_weights_option
+@click.option("--provider-option", "provider_options", multiple=True, metavar="use_tf32=0", callback=read_settings,
+              help="With use_tf32=0 products of float32 are measured whose operands are not rounded to TF32, for "
+                   "models that are to run with that option of the CUDA provider.")
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",
               help="Begin no measurement after so long; regions that take longest come first.")
@@ -42,6 +47,7 @@ def tune(
     rules: tuple[Path, ...],
     disable: tuple[str, ...],
     fold_weights: bool,
+    provider_options: dict[str, str],
     database: Path | None,
     budget: float | None,
     force: bool,
@@ -63,12 +69,16 @@ def tune(
     from onnxfuse.measuring.database import open_database
     from onnxfuse.reporting import tuned as reported
 
+    others = [name for name in provider_options if name != TF32]
+    if others:
+        raise click.BadParameter(f"what is measured does not hang on {others[0]}.", param_hint="'--provider-option'")
     hush_runtime()
     with progress(as_data) as tell:
         tell("starting the GPU", 0, 0)
         timer = tuning.find_timer()
         watch = tuning.Watch(partial(_hung, database, timer.environment))
-        options = tuning.TuneOptions(rules, disable, dims, budget, force, fold_weights=fold_weights, watch=watch)
+        options = tuning.TuneOptions(rules, disable, dims, budget, force, fold_weights=fold_weights, watch=watch,
+                                     tf32=provider_options.get(TF32) != "0")
         with open_database(database) as kept:
             try:
                 found = tuning.tune(model, timer, kept, options, tell)

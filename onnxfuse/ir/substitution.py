@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxfuse.ir.tensors import Concat, Contract, Map, Take, Tensor, Window, operands, postorder
+from onnxfuse.ir.tensors import Concat, Contract, Map, Recurrence, Take, Tensor, Window, operands, postorder
 
 
 def substituted(roots: tuple[Tensor, ...], instead: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -28,5 +28,8 @@ def _of(tensor: Tensor, changed: tuple[Tensor, ...]) -> Tensor:
         return replace(tensor, operand=changed[0], indices=changed[1])
     if isinstance(tensor, Window) and tensor.outside is not None:
         return replace(tensor, operand=changed[0], outside=changed[1])
+    if isinstance(tensor, Recurrence):
+        names = [name for name in ("given", "weights", "bias", "state", "cell") if getattr(tensor, name) is not None]
+        return replace(tensor, **dict(zip(names, changed, strict=True)))  # type: ignore[arg-type]
     (operand,) = changed
     return replace(tensor, operand=operand)  # type: ignore[call-arg]

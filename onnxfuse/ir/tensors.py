@@ -269,11 +269,14 @@ class Contract(Tensor):
     Operands are taken as their declared types hold them: what a region computes in float32 and declares float16 is
     rounded first.  Products and sums have the type of the contraction, which is float32 for 16-bit floats and int32 for
     8-bit integers; nothing of it is rounded to less.  In which order sums are taken is left open.
+
+    Operands of float32 may be rounded to TF32, as tensor cores read them, unless it is ``exact``.
     """
 
     operands: tuple[Tensor, Tensor]
     axes: tuple[tuple[int, ...], tuple[int, ...]]
     summed: Shape
+    exact: bool = False
 
     def __post_init__(self) -> None:
         left, right = map(set, self.axes)

@@ -47,6 +47,11 @@ class Lowered:
         """What it is apart from where it stands."""
         return Structure(self.program, self.binding)
 
+    @cached_property
+    def exact(self) -> bool:
+        """Whether products of it are of float32 that is not to be rounded to TF32."""
+        return any(isinstance(each, Contract) and each.exact for each in self.program.tensors)
+
     def elsewhere(self, places: Mapping[Value, Value]) -> Lowered:
         """What a region that is alike is, by the values that stand there for those here."""
         tensors, sized, inlined = (tuple(places.get(value, value) for value in values)

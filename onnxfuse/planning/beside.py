@@ -381,7 +381,7 @@ class Offer:
             UNMEASURED,
             f"this {what} could be one kernel with what is around it; how fast that is on "
             f"{self.pool.maker.costs.profile.name} was not measured, and such are fused only where that is known to be "
-            "faster", region.label, region.rule, "run onnxfuse tune on that GPU")
+            "faster", region.label, region.rule, self.pool.maker.tuning)
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

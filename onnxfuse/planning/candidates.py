@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 
+from onnxfuse.cuda_options import TF32
 from onnxfuse.errors import RuleError
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import bytes_of, elements_of, shapes_of
+from onnxfuse.ir.exact import exactly
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.lower import hosts as size_operands
@@ -28,6 +30,7 @@ from onnxfuse.region import Region
 from onnxfuse.rules import Match, RuleSet
 from onnxfuse.schedules import SCHEDULES, Does, Kernel, Request, family, running
 from onnxfuse.schedules.kernel import has_reductions
+from onnxfuse.wording import option
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
@@ -64,6 +67,16 @@ class Maker:
     _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
     _fitting: dict[Hashable, tuple[Kernel, Kernel, tuple[int, int]]] = field(default_factory=dict, repr=False)
 
+    @property
+    def tuning_options(self) -> str:
+        """With what `onnxfuse tune` measures for such plans."""
+        return "" if self.tf32 else f" with {option('provider-option', f'{TF32}=0')}"
+
+    @property
+    def tuning(self) -> str:
+        """What to do where something was not measured."""
+        return f"run onnxfuse tune on that GPU{self.tuning_options}"
+
     @cached_property
     def folds(self) -> Folds:
         """What can be folded into weights."""
@@ -86,8 +99,15 @@ class Maker:
             ordered = _ordered(members, first)
             if fold is not None:
                 ordered = [each for node in ordered for each in fold.instead.get(node, (node,))]
-            self._lowered[key] = self.kernels.lowerings.lower(ordered, used, self.view)
+            self._lowered[key] = self._lower(ordered, used)
         return self._lowered[key]
+
+    def _lower(self, nodes: Sequence[Node], used: Sequence[Value], first: Sequence[Value] = ()) -> Lowered | Refusal:
+        """Nodes as tensors; products of float32 as exact ones where the runtime keeps these."""
+        found = self.kernels.lowerings.lower(nodes, used, self.view, first)
+        if self.tf32 or isinstance(found, Refusal):
+            return found
+        return replace(found, program=exactly(found.program))
 
     def region(
         self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None,
@@ -154,11 +174,6 @@ class Maker:
     def keeps_float32(self) -> Refusal | None:
         """Why products of float32 stay with the runtime; None where kernels may round their operands to TF32."""
         profile = self.costs.profile
-        if not self.tf32:
-            return Refusal(
-                "float32-products", "a kernel would round the operands of this float32 product to TF32, and the "
-                "option use_tf32=0 of the CUDA provider has the runtime keep them",
-                remedy="where TF32 is accurate enough, run and plan without that option")
         if profile.sm < TF32_FROM:
             return Refusal(
                 "float32-products", f"{profile.name} has no tensor cores for float32, and without them the runtime's "
@@ -168,7 +183,7 @@ class Maker:
     def rearranged(self, region: Region, read: Sequence[Value], written: Sequence[Value]) -> Kernel | None:
         """A region's kernel as it would be if it read and wrote these values of the view, which are its own, in this
         order; None where its schedule has none."""
-        lowered = self.kernels.lowerings.lower(region.view, written, self.view, read)
+        lowered = self._lower(region.view, written, read)
         if isinstance(lowered, Refusal):
             return None
         request = replace(region, lowered=lowered).request(self.costs.ledger.sizes, nearby=self.nearby)

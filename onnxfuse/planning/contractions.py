@@ -276,6 +276,7 @@ def _costed(region: Region, pool: CandidatePool, context: Context) -> Costed | R
             UNMEASURED,
             f"two products with a softmax between them could be one kernel; how fast it is on {name} was not measured, "
             "and products are fused only where that is known to be faster",
-            region.label, region.rule, "run onnxfuse optimize on that GPU, which measures it, or onnxfuse tune",
+            region.label, region.rule, "run onnxfuse optimize on that GPU, which measures it, or onnxfuse tune"
+            + pool.maker.tuning_options,
         )
     return pool.no_gain(made) or (made, made.cost)

@@ -80,6 +80,8 @@ def _nodes(region: Region, graph: Graph) -> str:
              for place, value in enumerate(region.tensors)}
     names |= {value: f"h{place}" for place, value in enumerate(region.hosts)}
     parts = [f"{domain}={version}" for domain, version in sorted(graph.opsets.items())]
+    if region.lowered is not None and region.lowered.exact:
+        parts.append("float32")  # other kernels of the runtime's
     nodes = sorted(region.nodes, key=lambda node: node not in region.beside)
     for number, node in enumerate(node for node in nodes if node.op != "Constant"):
         for place, output in enumerate(node.outputs):

@@ -115,7 +115,7 @@ def _hangs_on(optimised: Optimised) -> Iterator[str]:
         yield LAYOUT
     if any(node.op in ("Conv", "ConvTranspose") for node in nodes):
         yield BIAS
-    kept = not optimised.objective.tf32 and any(each.code == "float32-products" for each in optimised.refusals)
+    kept = any(region.lowered is not None and region.lowered.exact for region in optimised.plan.with_products)
     if kept or any(fusion.kernel.rounds for fusion in optimised.plan.fusions):
         yield TF32
 

@@ -160,7 +160,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
     together = None
-    if parts.vectors and not parts.rounds and not parts.kept:
+    if parts.vectors and not parts.words and not parts.kept:
         together = work.long(request.sizes) or _together(request, parts, work)
     tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
              for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
@@ -174,8 +174,9 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
     vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
     divided = parts.vectors and not parts.kept and _is_split(request, parts, own)
-    whole = own if (parts.rounds or parts.kept) and parts.vectors else together
-    pace = None if choice else _split_pace(request, work, own) if divided else _pace(request, work, whole)
+    whole = own if (parts.words or parts.kept) and parts.vectors else together
+    measured = not choice and not parts.exact
+    pace = None if not measured else _split_pace(request, work, own) if divided else _pace(request, work, whole)
     for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
         if divided and shape != first:
             work.split(own, needed)
@@ -183,7 +184,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
         work.whole(shape, needed)
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    headers = ("onnxfuse", "mma", *(["tf32"] if parts.rounds else ["warpgroup"] if work.together else []),
+    headers = ("onnxfuse", "mma", *(["tf32"] if parts.words else ["warpgroup"] if work.together else []),
                *(["tensor_copies"] if work.maps else []))
     source = Source(headers, comment, tuple(work.functions), tuple(work.entries))
     plan = replace(plan, scratch=tuple(work.scratch), maps=tuple(work.maps))
@@ -246,7 +247,7 @@ class _AttentionWork:
     @cached_property
     def mapped(self) -> tuple[Mapped, Mapped] | None:
         """Keys and values as tensors in memory; None where they are not, or have no 16 bits."""
-        if self.parts.rounds:
+        if self.parts.words:
             return None
         keys, values = (laid(self.parts.puller, scalar, (inner, "@k"))
                         for scalar, inner in ((self.parts.keys, "@d"), (self.parts.values, "@n")))
@@ -379,7 +380,7 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
     otherwise a tile took five times as long (H100)."""
     parts, (rows, batch, keys) = work.parts, _planned(work.parts, request.sizes)
     _, *read = parts.accesses
-    if parts.rounds or not all(each.copied and not each.across for each in read):
+    if parts.words or not all(each.copied and not each.across for each in read):
         return None
     if rows is None or batch is None or keys is None or not batch or not 0 < rows <= TILE_ROWS:
         return None
@@ -397,7 +398,7 @@ def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int
     share = SPECIALISED_SHARE if isinstance(shape, SpecialisedAttentionShape) else TOGETHER_SHARE
     if work.parts.kept:
         share = KEPT_SHARE
-    if work.parts.rounds:
+    if work.parts.words:
         share = ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE
     return Pace(turns, stages, flops, share)
 

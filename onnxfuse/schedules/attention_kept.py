@@ -35,7 +35,7 @@ class KeptText(AttentionText):
                 "of::copies_here<0>();",
                 "__syncthreads();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *products(self.across, self.parts.rounds),
+                *products(self.across, self.parts),
                 "// Everybody is done with the keys, and the next ones come while these scores are stored.",
                 "__syncthreads();",
                 f"if (start + keys < {length}) {{",

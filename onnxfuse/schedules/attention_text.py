@@ -146,7 +146,7 @@ class AttentionText:
     def tiles(self) -> list[str]:
         """Lines that lay out shared memory."""
         return [
-            tf32.TILES if self.parts.rounds else
+            tf32.TILES if self.parts.words else
             "constexpr int long_row = depth + 8, wide_row = columns + 8, key_row = keys + 8;",
             "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
             "T* const key_tile = query_tile + rows * long_row;",
@@ -242,7 +242,7 @@ class AttentionText:
                 *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *products(self.across, self.parts.rounds),
+                *products(self.across, self.parts),
                 *self.scored(RESCALED),
                 *powers(),
                 "// The values are here, and everybody is done with the keys.",
@@ -252,7 +252,7 @@ class AttentionText:
                 *indented(self.bring(1, "key_tile", "start + keys")),
                 "}",
                 "of::copies_asked();",
-                *(tf32.SUMS if self.parts.rounds else _SUMS),
+                *(tf32.sums(self.parts.exact) if self.parts.words else _SUMS),
             ]),
             "}",
         ])
@@ -397,10 +397,10 @@ def _keys(across: bool) -> list[str]:
          "of::load_matrices<false>(right, line + step * 16 + lane / 8 % 2 * 8);"])
 
 
-def products(across: bool, rounds: bool) -> list[str]:
-    """Lines that sum up the first product, of keys that lie one after the other, or across; ``rounds``: of float32."""
+def products(across: bool, parts: AttentionParts) -> list[str]:
+    """Lines that sum up the first product, of keys that lie one after the other, or across."""
     step, load, keys, multiply = (
-        (8, "of::load_words", tf32.keys(across), "of::mma_tf32") if rounds else
+        (8, "of::load_words", tf32.keys(across), tf32.multiply(parts.exact)) if parts.words else
         (16, "of::load_matrices<false>", _keys(across), "of::mma<T>"))
     return [
         "// Scores: the sums of the first product.",
@@ -409,10 +409,10 @@ def products(across: bool, rounds: bool) -> list[str]:
             *unrolled("int i = 0; i < tiles; ++i", [
                 "const int line = own + i * 16 + lane % 16;",
                 f"{load}(left[i], query_tile + line * long_row + step * {step} + lane / 16 * {step // 2});",
-                *tf32.rounded("left[i]", rounds),
+                *tf32.rounded("left[i]", parts.rounds),
             ]),
             *unrolled("int n = 0; n < keys / 8; n += 2", [
-                "unsigned right[4];", *keys, *tf32.rounded("right", rounds),
+                "unsigned right[4];", *keys, *tf32.rounded("right", parts.rounds),
                 *unrolled("int i = 0; i < tiles; ++i", [
                     f"{multiply}(scores[i][n], left[i], right[0], right[1]);",
                     f"{multiply}(scores[i][n + 1], left[i], right[2], right[3]);",

@@ -25,24 +25,32 @@ def keys(across: bool) -> list[str]:
 
 
 def rounded(operand: str, rounds: bool) -> list[str]:
-    """A line that rounds words of an operand, where they are float32."""
+    """A line that rounds words of an operand, where it is to be."""
     return [f"of::round_tf32({operand});"] if rounds else []
 
 
-SUMS = (
-    "// The second product: powers by values.",
-    *unrolled("int step = 0; step < keys / 8; ++step", [
-        "unsigned left[tiles][4];",
-        *unrolled("int i = 0; i < tiles; ++i", [
-            *unrolled("int j = 0; j < 4; ++j", [
-                "left[i][j] = __float_as_uint(scores[i][step][j % 2 * 2 + j / 2]);"]),
-            "of::round_tf32(left[i]);",
+def multiply(exact: bool) -> str:
+    """What multiplies words: as they were rounded, or as they are."""
+    return "of::mma_float" if exact else "of::mma_tf32"
+
+
+def sums(exact: bool) -> list[str]:
+    """Lines that sum up the second product, of powers by values."""
+    return [
+        "// The second product: powers by values.",
+        *unrolled("int step = 0; step < keys / 8; ++step", [
+            "unsigned left[tiles][4];",
+            *unrolled("int i = 0; i < tiles; ++i", [
+                *unrolled("int j = 0; j < 4; ++j", [
+                    "left[i][j] = __float_as_uint(scores[i][step][j % 2 * 2 + j / 2]);"]),
+                *rounded("left[i]", not exact),
+            ]),
+            "const float* const line = value_tile + (step * 8 + corner) * wide_row + group;",
+            *unrolled("int c = 0; c < columns / 8; ++c", [
+                "unsigned right[2] = {__float_as_uint(line[c * 8]), __float_as_uint(line[wide_row + c * 8])};",
+                *rounded("right", not exact),
+                *unrolled("int i = 0; i < tiles; ++i", [
+                    f"{multiply(exact)}(sums[i][c], left[i], right[0], right[1]);"]),
+            ]),
         ]),
-        "const float* const line = value_tile + (step * 8 + corner) * wide_row + group;",
-        *unrolled("int c = 0; c < columns / 8; ++c", [
-            "unsigned right[2] = {__float_as_uint(line[c * 8]), __float_as_uint(line[wide_row + c * 8])};",
-            "of::round_tf32(right);",
-            *unrolled("int i = 0; i < tiles; ++i", ["of::mma_tf32(sums[i][c], left[i], right[0], right[1]);"]),
-        ]),
-    ]),
-)
+    ]

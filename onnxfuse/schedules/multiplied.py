@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Contract
+from onnxfuse.lowering.lower import Lowered
 from onnxfuse.schedules.kernel import VECTOR_BYTES
 
 
 class Multiplied(ABC):
-    """Operands of products, all of one type."""
+    """Operands of products, all of one type; ``lowered``: the region."""
+
+    lowered: Lowered
 
     @property
     @abstractmethod
@@ -29,9 +32,19 @@ class Multiplied(ABC):
         return VECTOR_BYTES // self.size
 
     @property
+    def exact(self) -> bool:
+        """Whether float32 operands must not be rounded to TF32."""
+        return self.words and self.lowered.exact
+
+    @property
+    def words(self) -> bool:
+        """Whether operands are float32, of which tensor cores multiply words as TF32."""
+        return self.operand == FLOAT
+
+    @property
     def rounds(self) -> bool:
         """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
-        return self.operand == FLOAT
+        return self.words and not self.exact
 
 
 def unmultiplied(products: Iterable[Contract]) -> str:

@@ -139,11 +139,12 @@ class ProductWork:
         self.vectors = self._alike([side_in_pieces(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         floats = not parts.integers
-        found = [mapped(parts, scalar, loop) for scalar, loop in operands]
+        # Tiles that tensor maps copy, and those of images in pieces, are multiplied as TF32.
+        found = [None if parts.exact else mapped(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = all_mapped(parts, found, planned)
         self.lanes, self.stored = result_lanes(parts, planned)
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
-        self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
+        self.patch = patch_of(contractions(self.lowered), parts, planned) if floats and not parts.exact else None
         self.library = library_of(parts) if floats else None
         self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
         self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None
@@ -175,7 +176,7 @@ class ProductWork:
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))
-        alone = patched and not self.parts.rounds
+        alone = patched and not self.parts.words
         self._variants(first, own, [] if alone else [general, self.blocks.own(together=False)])
         plan = replace(
             make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps),
@@ -183,7 +184,7 @@ class ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        pieces = ["patch", *(["patch_tf32"] if self.parts.rounds else [])] if patched or pixels else []
+        pieces = ["patch", *(["patch_tf32"] if self.parts.words else [])] if patched or pixels else []
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
                    *(["tensor_copies", "cluster"] if self.maps else []), *pieces,
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))

@@ -132,15 +132,15 @@ class Blocks:
         self.parts, self.request, self.vectors, self.mapped, self.boxed = parts, request, vectors, mapped, boxed
         floats, thirds = not parts.integers, len(parts.rights) == 3
         self._tiles, self._copying = (
-            (TILES_OF_THREE, ROUNDED_OF_THREE if parts.rounds else SPECIALISED_OF_THREE) if thirds else
-            (TILES if floats else INTEGER_TILES, ROUNDED if parts.rounds else SPECIALISED))
+            (TILES_OF_THREE, ROUNDED_OF_THREE if parts.words else SPECIALISED_OF_THREE) if thirds else
+            (TILES if floats else INTEGER_TILES, ROUNDED if parts.words else SPECIALISED))
         self._shape = ProductShape if floats else IntegerShape
         self._specialised_shape, self._box_shape = (
             (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
         self.least = self._shape(64, 96 if thirds else 64, 2, vectors=False)
         # The instruction takes integers from tiles that have a line for each row alone.
         plain = floats or not any(side.across or side.width == 1 for side in vectors)
-        self.together = (True, False) if plain and not parts.rounds else (False,)
+        self.together = (True, False) if plain and not parts.words else (False,)
 
     def planned(self, size: Dim) -> int:
         """A size as it is planned to be; large where that is not known."""
@@ -266,7 +266,7 @@ class Blocks:
         convolution in groups, where no size is left open; ``stored``: elements of a vector of results."""
         sizes = [self.at(size) for size in (
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
-        if None in sizes:
+        if None in sizes or self.parts.exact:  # of which nothing was measured
             return None
         if type(shape) is ProductShape:
             return self._copied(shape) or self._gathering(shape, stored)

@@ -154,6 +154,8 @@ class _RowsWork:
     def refusal(self) -> Refusal | None:
         """Why no cluster holds the rows."""
         parts, columns = self.parts, self.parts.columns.value
+        if parts.exact:
+            return _refused("its operands are multiplied as TF32, and the option use_tf32=0 keeps float32")
         if not parts.of_matrices or not self.mapped:
             return _refused("operands of a product whose results' rows are reduced are read as they lie")
         if columns is None or columns > MOST_BLOCKS * max(COLUMNS):

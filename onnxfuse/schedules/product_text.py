@@ -133,7 +133,8 @@ class ProductText(EpilogueText):
 
     def _alone(self) -> list[str]:
         """Multiply a stage."""
-        product = "multiply_own_tf32<" if self.parts.rounds else "multiply_own<T, "
+        words = "multiply_own_float<" if self.parts.exact else "multiply_own_tf32<"
+        product = words if self.parts.words else "multiply_own<T, "
         return [
             f"of::{product}rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
             "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"]
@@ -196,7 +197,7 @@ class ProductText(EpilogueText):
 
     def _swizzle(self, side: Side) -> str:
         """What places elements in a tile, as far as to the number of its lines."""
-        return f"place_tf32<{_flag(side)}, " if self.parts.rounds else "place<"
+        return f"place_tf32<{_flag(side)}, " if self.parts.words else "place<"
 
     def _first(self, thread: str, past: str) -> str:
         """A thread's first column; past them all for threads that are too few for one more line."""

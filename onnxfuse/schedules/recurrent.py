@@ -171,7 +171,7 @@ class _RecurrentWork:
             tuple(name for name in HEADERS if name in used), f"{self.request.rule}: {self.layer.kind.upper()}",
             (*before.code.functions, *functions), (*before.code.entries, *entries))
         return Kernel("recurrent", code, self.plan(before.plan, given, variants), heavy=True, rounds=before.rounds,
-                      pace=self.pace(shapes[0]))
+                      pace=self.pace(shapes[0]) if before.rounds or self.narrow else None)
 
     def plan(self, before: LaunchPlan, given: Tensor, variants: list[Variant]) -> LaunchPlan:
         """That of the product with what follows it, and the memory between."""

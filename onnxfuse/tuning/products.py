@@ -53,7 +53,7 @@ def measure_products(
         return None
     path = None if options.database is None else Path(options.database)
     tf32 = options.objective.tf32
-    if not _may_hold(loaded.proto, tf32) or not (path is None or path.exists()):  # which planning says better
+    if not _may_hold(loaded.proto) or not (path is None or path.exists()):  # which planning says better
         return None
     try:
         timer = find_timer()
@@ -77,14 +77,13 @@ def _is_here(options: Options) -> bool:
         options.target is None or profile_of(options.target, options.rules).name == present.name)
 
 
-def _may_hold(model: onnx.ModelProto, tf32: bool) -> bool:
-    """Whether there are products at all, and floats that kernels multiply, by a look at names and types alone;
-    ``tf32``: float32 too."""
+def _may_hold(model: onnx.ModelProto) -> bool:
+    """Whether there are products at all, and floats that kernels multiply, by a look at names and types alone."""
     functions = [node for function in model.functions for node in function.node]
     nodes = list(all_nodes((*model.graph.node, *functions)))
     records = (OPERATORS.get((node.domain, node.op_type)) for node in nodes)
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {attribute.i for node in nodes for attribute in node.attribute if attribute.name == "to"}
-    return not types.isdisjoint({*NARROW, FLOAT} if tf32 else NARROW) and any(
+    return not types.isdisjoint({*NARROW, FLOAT}) and any(
         record is not None and record.kind is OperatorClass.HEAVY for record in records)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +74,9 @@ class Timer(Protocol):
     environment: Environment
     """Where it measures."""
 
+    provider_options: Mapping[str, str]
+    """Options of the CUDA provider that models are timed with."""
+
     def compile(self, kernels: Sequence[KernelSource]) -> None:
         """Compile kernels in parallel ahead of their turn, from any thread; one that does not compile is no error
         yet."""
@@ -96,6 +100,7 @@ class GpuTimer:
         self._machine, self._gpu = machine, gpu
         self._architecture = gpus()[machine.ordinal].architecture
         self.environment = environment_of(gpu.name)
+        self.provider_options: Mapping[str, str] = {}
 
     def compile(self, kernels: Sequence[KernelSource]) -> None:
         """See ``Timer``."""
@@ -106,7 +111,8 @@ class GpuTimer:
     def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> Iterator[Bench]:
         """See ``Timer``."""
         with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
-            yield _GpuBench(self._machine, self._gpu, feeds, weights or {}, Path(folder) / "model.onnx")
+            path = Path(folder) / "model.onnx"
+            yield _GpuBench(self._machine, self._gpu, feeds, weights or {}, path, self.provider_options)
         gc.collect()
 
     def alive(self) -> bool:
@@ -122,9 +128,9 @@ class _GpuBench:
     """Its inputs are on the GPU as long as it is: they get there once, whatever is timed on them."""
 
     def __init__(self, machine: Machine, gpu: driver.Device, feeds: Mapping[str, Array], weights: Mapping[str, Array],
-                 path: Path) -> None:
-        """``path``: a file for models."""
-        self._machine, self._gpu, self._path = machine, gpu, path
+                 path: Path, options: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``path``: a file for models; ``options``: of the CUDA provider."""
+        self._machine, self._gpu, self._path, self._options = machine, gpu, path, options
         self._memory = machine.memory()
         size = sum(array.nbytes for array in feeds.values())
         count = sets_of(size, gpu.l2_bytes)
@@ -162,7 +168,7 @@ class _GpuBench:
         sets = len(self._sets)
         runs = max(CYCLES, math.ceil(RUNS / sets)) * sets
         with KernelTimer(self._gpu.synchronise) as timer:
-            runner = Runner(self._path, self._machine, first, {}, fused=fused)
+            runner = Runner(self._path, self._machine, first, self._options, fused=fused)
             bindings = [runner.binding, *(runner.bind(each, runner.binding, run=False) for each in others)]
             timer.lap()
             for run in range(runs):

@@ -150,9 +150,9 @@ def tune(
     profile = _profile(timer)
     # Regions are measured apart, whatever shares a launch in the end; where an attention can be one kernel, or a
     # depthwise convolution with what is around it, or values lie channels-last, both ways.
-    provider = {} if options.tf32 else {TF32: "0"}
+    timer.provider_options = {} if options.tf32 else {TF32: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
-                     provider_options=provider, fold_weights=options.fold_weights, eager=True,
+                     provider_options=timer.provider_options, fold_weights=options.fold_weights, eager=True,
                      kernels=options.kernels)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)

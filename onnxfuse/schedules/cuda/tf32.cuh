@@ -68,6 +68,36 @@ __device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&left
 #endif
 }
 
+// The same of operands as they are: each is the nearest that TF32 has and what is left of it, and of the four products of
+// these the least is left out (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing
+// the FP32 theoretical peak performance", 2022).  What is infinite, or no number, has nothing beside it, and is no factor of
+// what is left of others: that may be zero.
+struct SplitWord {
+  unsigned near, factor, rest;
+};
+__device__ __forceinline__ SplitWord split_word(unsigned word) {
+  const unsigned near = nearest_tf32(word) & 0xffffe000u;  // of the largest numbers what a tensor core reads
+  const float rest = __uint_as_float(word) - __uint_as_float(near);
+  const bool finite = (near & 0x7f800000u) != 0x7f800000u;
+  return {near, finite ? near : 0u, finite ? nearest_tf32(__float_as_uint(rest)) : 0u};
+}
+__device__ __forceinline__ void mma_float(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+#if defined(OF_NO_TF32)
+  mma_tf32(sums, left, low, high);
+#else
+  unsigned near[4], factors[4], rest[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const SplitWord split = split_word(left[i]);
+    near[i] = split.near, factors[i] = split.factor, rest[i] = split.rest;
+  }
+  const SplitWord first = split_word(low), second = split_word(high);
+  mma_tf32(sums, rest, first.factor, second.factor);
+  mma_tf32(sums, factors, first.rest, second.rest);
+  mma_tf32(sums, near, first.near, second.near);
+#endif
+}
+
 // ---- Tiles in shared memory. ----
 
 // A tile lies in panels of 32 columns, rows of 128 bytes.  With a line for each of its rows, the eight pieces of a line
@@ -148,6 +178,33 @@ __device__ __forceinline__ void multiply_own_tf32(float (&sums)[rows16][columns8
         mma_tf32(sums[i][n], own[i], other[0], other[1]);
         mma_tf32(sums[i][n + 1], own[i], other[2], other[3]);
       }
+    }
+  }
+#endif
+}
+// The same of operands as they are.
+template <int rows, int others, int depth, bool left_across, bool right_across, int rows16, int columns8>
+__device__ __forceinline__ void multiply_own_float(float (&sums)[rows16][columns8][4], const float* left,
+                                                   const float* right, int row, int column) {
+#ifdef OF_NO_TF32
+  multiply_own_tf32<rows, others, depth, left_across, right_across>(sums, left, right, row, column);
+#else
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int step = 0; step < depth / 8; ++step) {
+    const int k = step * 8 + t;
+    unsigned own[rows16][4];
+#pragma unroll
+    for (int i = 0; i < rows16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        own[i][j] = __float_as_uint(word_of<left_across, rows, depth>(left, row + i * 16 + g + j % 2 * 8, k + j / 2 * 4));
+#pragma unroll
+    for (int n = 0; n < columns8; ++n) {
+      const float low = word_of<right_across, others, depth>(right, column + n * 8 + g, k);
+      const float high = word_of<right_across, others, depth>(right, column + n * 8 + g, k + 4);
+#pragma unroll
+      for (int i = 0; i < rows16; ++i) mma_float(sums[i][n], own[i], __float_as_uint(low), __float_as_uint(high));
     }
   }
 #endif
