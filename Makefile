@@ -45,16 +45,16 @@ test:
 test-lowest: .venv-lowest/ready
 	.venv-lowest/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
-# 2,000 random models of what can be lowered, as many attentions, products, those with norms behind them, and
-# convolutions, and 10,000 models of whatever the standard has, in place of the 60, the 6, the 16 each, the 8 and the
-# 300 of `make test`, all of the standard's test cases in place of one of twenty, every kernel of the zoo and of the
-# rules' examples for every architecture and in the emulator, and the native library's threads; SEED=20000 takes other
-# models.
+# 2,000 random models of what can be lowered, as many attentions, products, those with norms behind them, convolutions,
+# and those with norms behind them, and 10,000 models of whatever the standard has, in place of the 60, the 6, the 16
+# each, the 8, the 4 and the 300 of `make test`, all of the standard's test cases in place of one of twenty, every kernel
+# of the zoo and of the rules' examples for every architecture and in the emulator, and the native library's threads;
+# SEED=20000 takes other models.
 test-long: .venv-test/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --graphs 2000 --schema-graphs 10000 --seed $(SEED) \
 		--every 1 --slow tests/test_random_graphs.py tests/test_random_attentions.py \
 		tests/test_random_convolutions.py tests/test_random_products.py tests/test_random_reduced.py \
-		tests/test_schema_graphs.py tests/test_standard_cases.py \
+		tests/test_random_norms.py tests/test_schema_graphs.py tests/test_standard_cases.py \
 		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py tests/test_native_build.py \
 		tests/test_large_models.py
 
