@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from kernel_harness import Made, attempt, check, only, parse, random_inputs, short_inputs, told
+from kernel_harness import Made, check, only, random_inputs, short_inputs, told
+from random_regions import made_regions
 
 QUICK = 4
 """Regions that are tried where no more are asked for."""
@@ -136,16 +137,8 @@ def ways(made: Made, drawn: Drawn) -> list[Made]:
 
 def test_regions(seeds: Callable[[int], range]) -> None:
     """Most have a kernel; what has one is right in all its ways, with several tiles a block."""
-    without = 0
-    for seed in seeds(QUICK):
-        drawn = Drawn(seed)
-        made = attempt(parse(drawn.text, 20))
-        if not isinstance(made, Made):
-            without += 1
-            assert made.code in ("product-structure", "reduction-structure", "scattered-access"), (seed, made)
-            assert without < MOST_WITHOUT, (seed, made, drawn.text)
-            continue
-        without = 0
+    codes = ("product-structure", "reduction-structure", "scattered-access")
+    for seed, drawn, made in made_regions(seeds(QUICK), Drawn, 20, codes, MOST_WITHOUT):
         assert made.kernel.schedule == "product_norms"
         for way in ways(made, drawn):
             inputs = (short_inputs if drawn.kind == "float" else random_inputs)(way, {}, seed)

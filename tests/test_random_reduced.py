@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kernel_harness import Made, attempt, check, only, parse, short_inputs, told
+from kernel_harness import Made, check, only, short_inputs, told
+from random_regions import made_regions
 
 QUICK = 8
 """Regions that are tried where no more are asked for."""
@@ -122,16 +123,8 @@ def ways(made: Made, drawn: Drawn) -> list[Made]:
 
 def test_regions(seeds: Callable[[int], range]) -> None:
     """Most have a kernel; what has one is right in all its ways."""
-    without = 0
-    for seed in seeds(QUICK):
-        drawn = Drawn(seed)
-        made = attempt(parse(drawn.text, 21))
-        if not isinstance(made, Made):
-            without += 1
-            assert made.code in ("product-structure", "reduction-structure"), (seed, made)
-            assert without < MOST_LIVE, (seed, made, drawn.text)
-            continue
-        without = 0
+    codes = ("product-structure", "reduction-structure")
+    for seed, drawn, made in made_regions(seeds(QUICK), Drawn, 21, codes, MOST_LIVE):
         assert made.kernel.schedule == "product_rows"
         for run, way in enumerate(ways(made, drawn)):
             sizes = drawn.sizes()

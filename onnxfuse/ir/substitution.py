@@ -29,7 +29,6 @@ def _of(tensor: Tensor, changed: tuple[Tensor, ...]) -> Tensor:
     if isinstance(tensor, Window) and tensor.outside is not None:
         return replace(tensor, operand=changed[0], outside=changed[1])
     if isinstance(tensor, Recurrence):
-        names = [name for name in ("given", "weights", "bias", "state", "cell") if getattr(tensor, name) is not None]
-        return replace(tensor, **dict(zip(names, changed, strict=True)))  # type: ignore[arg-type]
+        return replace(tensor, **dict(zip(tensor.reads, changed, strict=True)))  # type: ignore[arg-type]
     (operand,) = changed
     return replace(tensor, operand=operand)  # type: ignore[call-arg]

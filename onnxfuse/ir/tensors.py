@@ -351,6 +351,12 @@ class Recurrence(Tensor):
                (self.given.shape[2], directions), (self.shape[-1], units))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of what it is computed from, where that is there."""
+        names = ("given", "weights", "bias", "state", "cell")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
     def gates(self) -> int:
         """Of a unit."""
         return 3 if self.kind == "gru" else 4
@@ -396,8 +402,7 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
         case Take():
             return (tensor.operand, tensor.indices)
         case Recurrence():
-            found = (tensor.given, tensor.weights, tensor.bias, tensor.state, tensor.cell)
-            return tuple(each for each in found if each is not None)
+            return tuple(getattr(tensor, name) for name in tensor.reads)
         case Window() if tensor.outside is not None:
             return (tensor.operand, tensor.outside)
         case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window() | Pool():

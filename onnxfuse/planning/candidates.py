@@ -107,7 +107,8 @@ class Maker:
         found = self.kernels.lowerings.lower(nodes, used, self.view, first)
         if self.tf32 or isinstance(found, Refusal):
             return found
-        return replace(found, program=exactly(found.program))
+        program = exactly(found.program)
+        return found if program is found.program else replace(found, program=program)
 
     def region(
         self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None,

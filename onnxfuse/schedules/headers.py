@@ -9,7 +9,7 @@ and so does the toolkit's header for that type, which is much of what a small ke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -49,6 +49,11 @@ class Definition:
     names: frozenset[str]
     uses: frozenset[str]
     kinds: frozenset[str]
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Headers in the order in which a text begins with them."""
+    return tuple(name for name in HEADERS if name in names)
 
 
 @cache

@@ -18,9 +18,25 @@ from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Kernel
-from onnxfuse.schedules.product import Product
-from onnxfuse.schedules.schedule import Request, Schedule
+from onnxfuse.schedules.product import OTHERWISE_ROUNDED, Product
+from onnxfuse.schedules.product_parts import refused
+from onnxfuse.schedules.schedule import Does, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Source
+
+
+class ProductDivided(Schedule):
+    """Products with reductions of what they give, in one kernel or in several, launched one behind the other."""
+
+    efficiency = 0.6
+    products = 1
+
+    def leeway(self, kernel: Kernel) -> float:
+        """See ``Schedule``; copies by tensor maps round operands of float32 to TF32 in their own way."""
+        return OTHERWISE_ROUNDED if kernel.rounds else super().leeway(kernel)
+
+    def runs(self, does: Does) -> bool:
+        """Nothing that is told by what nodes do: that would be an attention."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class Divided:
         where it can."""
         request = replace(self.part(program), choice=choice)
         found = next((made for each in schedules if (made := each.kernel(request)) is not None), None)
-        return Refusal("product-structure", "its rows have no kernel of their own") if found is None else found
+        return refused("its rows have no kernel of their own") if found is None else found
 
     def part(self, program: Program) -> Request:
         """A request for it."""

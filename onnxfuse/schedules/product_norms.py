@@ -26,21 +26,30 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.column_moments import MEANS, SQUARES
 from onnxfuse.schedules.columns import Columns
-from onnxfuse.schedules.headers import HEADERS
-from onnxfuse.schedules.in_two import Divided, divided, in_two, joined, moved_scratch, reduces, renamed_variant
+from onnxfuse.schedules.headers import in_order
+from onnxfuse.schedules.in_two import (
+    Divided,
+    ProductDivided,
+    divided,
+    in_two,
+    joined,
+    moved_scratch,
+    reduces,
+    renamed_variant,
+)
 from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import THREADS, Pointwise
-from onnxfuse.schedules.product import MULTIPLYING, OTHERWISE_ROUNDED, ProductWork
+from onnxfuse.schedules.product import MULTIPLYING, ProductWork
 from onnxfuse.schedules.product_blocks import MOST_TILES, filled
 from onnxfuse.schedules.product_boxes import BoxShape
 from onnxfuse.schedules.product_epilogue import PAIR
-from onnxfuse.schedules.product_parts import ProductParts, parts_of
+from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused
 from onnxfuse.schedules.product_shape import SpecialisedShape
 from onnxfuse.schedules.product_windows import Windows, windows_of
 from onnxfuse.schedules.rows import Rows
-from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Parameter, Source
 from onnxfuse.schedules.split import Split
 
@@ -54,26 +63,11 @@ VECTORS = 4
 """That each thread of what follows the norm has on their way (H200: of 67 MB 48.5 microseconds, with one 52.7)."""
 
 
-class ProductNorms(Schedule):
+class ProductNorms(ProductDivided):
     """Convolutions of whose results a norm over windows is taken."""
 
     name = NAME
     settings = "tiles of {rows} x {columns}, {stages} stages, tiles at a time {turns}"
-    efficiency = 0.6
-    products = 1
-
-    def leeway(self, kernel: Kernel) -> float:
-        """See ``Schedule``; copies by tensor maps round operands of float32 to TF32 in their own way."""
-        return OTHERWISE_ROUNDED if kernel.rounds else super().leeway(kernel)
-
-    def runs(self, does: Does) -> bool:
-        """Nothing that is told by what nodes do: that would be an attention."""
-        return False
-
-    def sharing(self, kernel: Kernel) -> tuple[int, ...]:
-        """None: each way is several launches."""
-        return ()
-
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Three kernels."""
         return None if _found(Request(lowered, sizes=sizes)) is None else Expected(3)
@@ -109,10 +103,6 @@ def _found(request: Request) -> _Found | None:
     return None if groups is None else (region, parts, windows, groups)
 
 
-def _refused(message: str) -> Refusal:
-    return Refusal("product-structure", message)
-
-
 class _NormsWork:
     """The kernels of one region as they come."""
 
@@ -125,12 +115,12 @@ class _NormsWork:
     def kernel(self) -> Kernel | Refusal:
         """All of it."""
         if not self.offered or not fits_narrow(self.lowered, rows=False):
-            return _refused("no tiles hold windows of one image each, and all of them whole")
+            return refused("no tiles hold windows of one image each, and all of them whole")
         two = in_two(self.region, NORMS)
         if isinstance(two, Refusal):
             return two
         if two.steps < 2:
-            return _refused("its rows are read once in any case")
+            return refused("its rows are read once in any case")
         self.work.maps += two.maps
         request, own = self.region.request, next(iter(self.offered.values()))
         choice, first = told(request.choice, self.offered)
@@ -142,7 +132,7 @@ class _NormsWork:
         used = {"onnxfuse", "mma", *MULTIPLYING[self.parts.size], "tensor_copies", "cluster", "moments", *two.headers,
                 *(name for each in kernels for name in each.headers)}
         source = Source(
-            tuple(name for name in HEADERS if name in used),
+            in_order(used),
             f"{request.rule}: {', '.join(self.lowered.program.operators)}",
             (*self.work.functions.values(), *(each for kernel in kernels for each in kernel.functions), *two.functions),
             (*self.work.entries, *(each for kernel in kernels for each in kernel.entries), *two.entries))
@@ -251,7 +241,7 @@ def _part(made: Kernel | Refusal, space: str) -> _Part | Refusal:
     if isinstance(made, Refusal):
         return made
     if made.scattered:
-        return _refused("what follows its norm lies another way")
+        return refused("what follows its norm lies another way")
     assert isinstance(made.code, Source)
     variant = made.plan.variants[0]
     code = made.code.keeping({step.kernel for step in variant.launches})

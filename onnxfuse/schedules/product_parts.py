@@ -137,7 +137,7 @@ def parts_of(
         reduction: one over the results' rows, where these are reduced.
     """
     if not are_bytes(products) and (named := unmultiplied(products)):
-        return _refused(f"a product of {named}; its kernels have those of float16, bfloat16, float32 or 8-bit integers")
+        return refused(f"a product of {named}; its kernels have those of float16, bfloat16, float32 or 8-bit integers")
     found: list[ProductParts | Refusal] = []
     for swapped in (False, True):
         try:
@@ -163,7 +163,8 @@ def other_way(parts: ProductParts, products: Sequence[Contract]) -> ProductParts
     return found if isinstance(found, ProductParts) else None
 
 
-def _refused(message: str) -> Refusal:
+def refused(message: str) -> Refusal:
+    """Why a region with products has no kernel of a schedule's."""
     return Refusal("product-structure", message)
 
 
@@ -173,7 +174,7 @@ def _placed(
     """The region's expressions over the loops; ``swapped``: with the right operand's columns as rows."""
     first = products[0]
     if not _is_beside(products, swapped):
-        return _refused("its products have no operand in common that all of their rows are of")
+        return refused("its products have no operand in common that all of their rows are of")
     space = IndexSpace()
     down, across = (first.columns, first.rows) if swapped else (first.rows, first.columns)
     inner = tuple(range(first.rank, len(first.loops)))
@@ -189,7 +190,7 @@ def _placed(
     place = tuple(at[axis] for axis in range(first.rank))
     found = None if reduction is None else arrangement(reduction.operand.shape, reduction.axes)
     if found is not None and found.length != extents["@n"]:
-        return _refused("rows are reduced that are not those of its product's results")
+        return refused("rows are reduced that are not those of its product's results")
     rows = None if found is None else Rows(None, bases["@n"], found)
     puller = Puller(space, rows, sums=dict.fromkeys(products, place))
     one, other = (1, 0) if swapped else (0, 1)
@@ -198,10 +199,10 @@ def _placed(
     zeros = tuple((_operand(each, one, at, puller)[1], _operand(each, other, at, puller)[1]) for each in products)
     along = Lanes(space, puller, "@k", "", 1)
     if any(zero is not None and along.moves(zero) for pair in zeros for zero in pair):
-        return _refused("zero points change along what its product sums up")
+        return refused("zero points change along what its product sums up")
     outputs = _outputs(lowered, dict.fromkeys(products, place), space)
     if outputs is None:
-        return _refused("what follows the product changes the number of its elements")
+        return refused("what follows the product changes the number of its elements")
     results = tuple(puller.element(output, out.at, out.conditions) for output, out in outputs.items())
     places = tuple(space.linear(out.at, output.shape) for output, out in outputs.items())
     kept = tuple(out.conditions for out in outputs.values())

@@ -27,8 +27,8 @@ from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, PANEL
 from onnxfuse.schedules.choice import told
-from onnxfuse.schedules.headers import HEADERS
-from onnxfuse.schedules.in_two import above, divided, in_two
+from onnxfuse.schedules.headers import in_order
+from onnxfuse.schedules.in_two import ProductDivided, above, divided, in_two
 from onnxfuse.schedules.kernel import (
     HOPPER_HAS,
     TILE_BEGINS,
@@ -42,14 +42,14 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.online import bare
 from onnxfuse.schedules.phases import Output, Phases
-from onnxfuse.schedules.product import MULTIPLYING, OTHERWISE_ROUNDED, fitting
+from onnxfuse.schedules.product import MULTIPLYING, fitting
 from onnxfuse.schedules.product_blocks import CLUSTERS, UNKNOWN
 from onnxfuse.schedules.product_maps import Mapped, all_mapped, map_parameter, mapped
-from onnxfuse.schedules.product_parts import ProductParts, parts_of, result_lanes
+from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused, result_lanes
 from onnxfuse.schedules.product_rows_text import ProductRowsShape, ProductRowsText, RoundedProductRowsText
 from onnxfuse.schedules.product_shape import STAGE_BYTES
 from onnxfuse.schedules.rows import Rows
-from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 
 ROWS, COLUMNS = (64, 128, 192), (64, 128, 192)
@@ -88,22 +88,11 @@ MOST_TRIED = 6
 """Tiles that tuning tries."""
 
 
-class ProductRows(Schedule):
+class ProductRows(ProductDivided):
     """Products of whose results rows are reduced."""
 
     name = "product_rows"
     settings = "tiles of {rows} x {columns}, {stages} stages, {blocks} blocks a row"
-    efficiency = 0.6
-    products = 1
-
-    def leeway(self, kernel: Kernel) -> float:
-        """See ``Schedule``; copies by tensor maps round operands of float32 to TF32 in their own way."""
-        return OTHERWISE_ROUNDED if kernel.rounds else super().leeway(kernel)
-
-    def runs(self, does: Does) -> bool:
-        """Nothing that is told by what nodes do: that would be an attention."""
-        return False
-
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel."""
         return Expected() if _found(lowered) else None
@@ -130,10 +119,6 @@ def _found(lowered: Lowered) -> tuple[Contract, Reduce] | None:
     return None if reduction is None else (products[0], reduction)
 
 
-def _refused(message: str) -> Refusal:
-    return Refusal("product-structure", message)
-
-
 class _RowsWork:
     """The kernels of one region as they come."""
 
@@ -155,17 +140,17 @@ class _RowsWork:
         """Why no cluster holds the rows."""
         parts, columns = self.parts, self.parts.columns.value
         if parts.exact:
-            return _refused("its operands are multiplied as TF32, and the option use_tf32=0 keeps float32")
+            return refused("its operands are multiplied as TF32, and the option use_tf32=0 keeps float32")
         if not parts.of_matrices or not self.mapped:
-            return _refused("operands of a product whose results' rows are reduced are read as they lie")
+            return refused("operands of a product whose results' rows are reduced are read as they lie")
         if columns is None or columns > MOST_BLOCKS * max(COLUMNS):
-            return _refused(f"its rows have {parts.columns} elements, and the blocks of a cluster hold "
+            return refused(f"its rows have {parts.columns} elements, and the blocks of a cluster hold "
                             f"{MOST_BLOCKS * max(COLUMNS)} at most")
         reductions = [scalar for scalar in walk(parts.results) if isinstance(scalar, Reduced)]
         if self.lanes.width < 2 or any(map(bool, parts.kept)) or parts.puller.gathered or any(
                 TYPES[each.dtype].compute not in ("float", "int") for each in reductions):
-            return _refused("what follows the product is no rows of vectors")
-        return None if self.tried else _refused("what of its rows stays from phase to phase fills the registers")
+            return refused("what follows the product is no rows of vectors")
+        return None if self.tried else refused("what of its rows stays from phase to phase fills the registers")
 
     # ---- Which tiles. ----
 
@@ -256,7 +241,7 @@ class _RowsWork:
         fits = fits_narrow(lowered, rows=False)
         used = {*two.headers, "onnxfuse", "mma", *MULTIPLYING[self.parts.size], "tensor_copies", "cluster"}
         source = Source(
-            tuple(name for name in HEADERS if name in used), f"{request.rule}: {', '.join(lowered.program.operators)}",
+            in_order(used), f"{request.rule}: {', '.join(lowered.program.operators)}",
             (function, *two.functions), (entry, *two.entries))
         plan = replace(
             make_plan(lowered, request.rule, self.parts.puller, [

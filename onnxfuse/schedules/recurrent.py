@@ -23,7 +23,7 @@ from onnxfuse.ir.tensors import Contract, Input, Program, Recurrence, Tensor
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, elsewhere, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.headers import HEADERS
+from onnxfuse.schedules.headers import in_order
 from onnxfuse.schedules.kernel import Kernel, Pace
 from onnxfuse.schedules.product import SHARED_EVERYWHERE, Product
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
@@ -168,7 +168,7 @@ class _RecurrentWork:
         variants.append(Variant(f"{last.name}, alone", steps))
         used = {*before.code.headers, "mma", "cluster", "recurrent"}
         code = Source(
-            tuple(name for name in HEADERS if name in used), f"{self.request.rule}: {self.layer.kind.upper()}",
+            in_order(used), f"{self.request.rule}: {self.layer.kind.upper()}",
             (*before.code.functions, *functions), (*before.code.entries, *entries))
         return Kernel("recurrent", code, self.plan(before.plan, given, variants), heavy=True, rounds=before.rounds,
                       pace=self.pace(shapes[0]) if before.rounds or self.narrow else None)
