@@ -3,6 +3,7 @@
     python benchmarks/tune.py vit=45 dit=80 llama_decode_fp16:1:=60
     python benchmarks/tune.py --networks benchmarks/convolutions --seconds 10 --database convolutions.sqlite.xz
     python benchmarks/tune.py --seconds 30 --database benchmarks/zoo/h200.sqlite.xz
+    python benchmarks/tune.py tower=30 --no-tf32 --database benchmarks/zoo/h200.sqlite.xz
 
 Rows are named by how they begin; all are tuned where none is.  What the database holds is not measured again, so that
 the same command goes on where the last one ended.  A database that ends in .xz is unpacked, and packed again behind
@@ -38,12 +39,12 @@ class Spent:
     best: float
 
 
-def tune(row: Row, seconds: float, database: Path, force: bool) -> Spent:
+def tune(row: Row, seconds: float, database: Path, force: bool, tf32: bool) -> Spent:
     """One row, on the GPU at hand."""
     with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
         path = Path(folder) / f"{row.model}.onnx"
         path.write_bytes(row.hydrated().SerializeToString())
-        options = tuning.TuneOptions(dims=row.dims, budget=seconds, force=force)
+        options = tuning.TuneOptions(dims=row.dims, budget=seconds, force=force, tf32=tf32)
         with open_database(database) as kept:
             found = tuning.tune(path, tuning.find_timer(), kept, options)
     known = [region for region in found.regions if region.verdict != "unmeasured"]
@@ -79,14 +80,16 @@ def asked(texts: Sequence[str], seconds: float, folder: Path = ZOO) -> list[tupl
 @click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True,
               help="Where measurements are kept; packed where it ends in .xz.")
 @click.option("--force", is_flag=True, help="Measure again what the database holds.")
-def main(rows: tuple[str, ...], networks: Path, integers: bool, seconds: float, database: Path, force: bool) -> None:
+@click.option("--tf32/--no-tf32", default=True, show_default=True, help="Round operands of float32 products, or not.")
+def main(rows: tuple[str, ...], networks: Path, integers: bool, seconds: float, database: Path, force: bool,
+         tf32: bool) -> None:
     wanted = asked(rows, seconds, networks)
     where = measured_on()
     lines, failed = [], False
     for row, budget in wanted:
         with packed(database, keep=True) as path:  # what was measured before a crash is kept too
             try:
-                spent = apart(tune, replace(row, quantised=integers), budget, path, force)
+                spent = apart(tune, replace(row, quantised=integers), budget, path, force, tf32)
             except ApartError as error:
                 failed = True
                 click.echo(f"  {row.name}: {error}", err=True)

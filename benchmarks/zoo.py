@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -161,35 +162,38 @@ def choose(names: str | None, folder: Path = ZOO) -> list[Row]:
     return [row for row in rows if row.name.startswith(tuple(wanted))]
 
 
-def measure_first(row: Row, seconds: float, disable: Sequence[str] = ()) -> str:
+def measure_first(row: Row, seconds: float, disable: Sequence[str] = (),
+                  provider_options: Mapping[str, str] = MappingProxyType({})) -> str:
     """What `onnxfuse optimize` measures on the way to a plan, into the database that is the default one; and how much
     that was."""
     start = time.perf_counter()
-    options = Options(dims=row.dims, disable=disable)
+    options = Options(dims=row.dims, disable=disable, provider_options=provider_options)
     found = measure_products(load(row.hydrated()), options, seconds)
     ways = "nothing" if found is None else f"{found.measured} ways, {found.left} left"
     return f"measured {row.name}: {ways}  [{time.perf_counter() - start:.1f} s]"
 
 
-def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()
+def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = (),
+         provider_options: Mapping[str, str] = MappingProxyType({})
          ) -> Iterator[tuple[Row, str, str, Optimised, float]]:
     """Hydrate a model and fuse it for each of its rows: the two files, what was planned, the seconds that it took."""
     original = Path(folder) / f"{rows[0].model}.onnx"
     original.write_bytes(rows[0].hydrated().SerializeToString())
     for row in rows:
         start = time.perf_counter()
-        optimised = optimise(
-            original, Options(dims=row.dims, target=target, verify=False, compile=True, disable=disable))
+        optimised = optimise(original, Options(dims=row.dims, target=target, verify=False, compile=True,
+                                               disable=disable, provider_options=provider_options))
         seconds = time.perf_counter() - start
         path = Path(folder) / f"{row.name.replace(':', '_')}.fused.onnx"
         save(optimised.model, path, source=optimised.loaded)
         yield row, str(original), str(path), optimised, seconds
 
 
-def prepare(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()) -> list[PreparedRow]:
+def prepare(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = (),
+            provider_options: Mapping[str, str] = MappingProxyType({})) -> list[PreparedRow]:
     """Hydrate a model and fuse it for each of its rows."""
     return [PreparedRow(row, original, fused, report_of(optimised), seconds)
-            for row, original, fused, optimised, seconds in fuse(rows, folder, target, disable)]
+            for row, original, fused, optimised, seconds in fuse(rows, folder, target, disable, provider_options)]
 
 
 def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
@@ -415,8 +419,9 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
         elif measure_seconds:
             os.environ[VARIABLE] = str(Path(folder) / "measured.sqlite")
         if measure_seconds:
-            _measure_each(rows, measure_seconds, disabled)
-        made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
+            _measure_each(rows, measure_seconds, disabled, settings["provider_options"])
+        made = prepare_all(rows, folder, target or where.gpu, jobs, partial(
+            prepare, disable=disabled, provider_options=settings["provider_options"]))
         for row in rows:
             prepared = made[row.name]
             if isinstance(prepared, str):
@@ -446,10 +451,11 @@ def _show_bytes(outcomes: Sequence[Outcome]) -> None:
             click.echo(f"{outcome.row.name}: {outcome.error}")
 
 
-def _measure_each(rows: Sequence[Row], seconds: float, disable: Sequence[str]) -> None:
+def _measure_each(rows: Sequence[Row], seconds: float, disable: Sequence[str],
+                  provider_options: Mapping[str, str]) -> None:
     for row in rows:
         try:
-            found = apart(measure_first, row, seconds, disable, seconds=seconds + PLANNED)
+            found = apart(measure_first, row, seconds, disable, provider_options, seconds=seconds + PLANNED)
         except ApartError as error:  # it is planned by what was measured until then
             found = f"{row.name}: {str(error).strip()}"
         click.echo(f"  {found}", err=True)

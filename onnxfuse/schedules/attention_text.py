@@ -399,9 +399,9 @@ def _keys(across: bool) -> list[str]:
 
 def products(across: bool, parts: AttentionParts) -> list[str]:
     """Lines that sum up the first product, of keys that lie one after the other, or across."""
-    step, load, keys, multiply = (
-        (8, "of::load_words", tf32.keys(across), tf32.multiply(parts.exact)) if parts.words else
-        (16, "of::load_matrices<false>", _keys(across), "of::mma<T>"))
+    step, load, keys, multiplied = (
+        (8, "of::load_words", tf32.keys(across), tf32.multiplied("scores", "n", 2, parts.exact)) if parts.words else
+        (16, "of::load_matrices<false>", _keys(across), _MULTIPLIED))
     return [
         "// Scores: the sums of the first product.",
         *unrolled(f"int step = 0; step < depth / {step}; ++step", [
@@ -412,15 +412,16 @@ def products(across: bool, parts: AttentionParts) -> list[str]:
                 *tf32.rounded("left[i]", parts.rounds),
             ]),
             *unrolled("int n = 0; n < keys / 8; n += 2", [
-                "unsigned right[4];", *keys, *tf32.rounded("right", parts.rounds),
-                *unrolled("int i = 0; i < tiles; ++i", [
-                    f"{multiply}(scores[i][n], left[i], right[0], right[1]);",
-                    f"{multiply}(scores[i][n + 1], left[i], right[2], right[3]);",
-                ]),
+                "unsigned right[4];", *keys, *tf32.rounded("right", parts.rounds), *multiplied,
             ]),
         ]),
     ]
 
+
+_MULTIPLIED = unrolled("int i = 0; i < tiles; ++i", [
+    "of::mma<T>(scores[i][n], left[i], right[0], right[1]);",
+    "of::mma<T>(scores[i][n + 1], left[i], right[2], right[3]);",
+])
 
 RESCALED = (
     "#pragma unroll",

@@ -29,9 +29,15 @@ def rounded(operand: str, rounds: bool) -> list[str]:
     return [f"of::round_tf32({operand});"] if rounds else []
 
 
-def multiply(exact: bool) -> str:
-    """What multiplies words: as they were rounded, or as they are."""
-    return "of::mma_float" if exact else "of::mma_tf32"
+def multiplied(name: str, place: str, count: int, exact: bool) -> list[str]:
+    """Lines that add the products of words ``left`` and ``right``, of ``count`` columns from a place on, to sums: of
+    words as they were rounded, or as they are."""
+    pairs = [f"right[{2 * n}], right[{2 * n + 1}]" for n in range(count)]
+    if exact:
+        return [f"const unsigned words[{count}][2] = {{{', '.join(f'{{{pair}}}' for pair in pairs)}}};",
+                f"of::multiply_words({name}, {place}, left, words);"]
+    return unrolled("int i = 0; i < tiles; ++i", [
+        f"of::mma_tf32({name}[i][{place}{f' + {n}' if n else ''}], left[i], {pair});" for n, pair in enumerate(pairs)])
 
 
 def sums(exact: bool) -> list[str]:
@@ -49,8 +55,7 @@ def sums(exact: bool) -> list[str]:
             *unrolled("int c = 0; c < columns / 8; ++c", [
                 "unsigned right[2] = {__float_as_uint(line[c * 8]), __float_as_uint(line[wide_row + c * 8])};",
                 *rounded("right", not exact),
-                *unrolled("int i = 0; i < tiles; ++i", [
-                    f"{multiply(exact)}(sums[i][c], left[i], right[0], right[1]);"]),
+                *multiplied("sums", "c", 1, exact),
             ]),
         ]),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.schedules.attention_shape import PANEL
@@ -30,6 +31,9 @@ the caches is multiplied so much less often)."""
 
 TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0.65}
 """The same where three products share the columns."""
+
+MOST_EXACT = 128 * 128
+"""Results of a tile of float32 products that are not rounded: registers hold what is left of operands too."""
 
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
                (192, 192, 1): 1.0}
@@ -134,6 +138,8 @@ class Blocks:
         self._tiles, self._copying = (
             (TILES_OF_THREE, ROUNDED_OF_THREE if parts.words else SPECIALISED_OF_THREE) if thirds else
             (TILES if floats else INTEGER_TILES, ROUNDED if parts.words else SPECIALISED))
+        if parts.exact:
+            self._tiles = {tile: share for tile, share in self._tiles.items() if prod(tile) <= MOST_EXACT}
         self._shape = ProductShape if floats else IntegerShape
         self._specialised_shape, self._box_shape = (
             (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))

@@ -9,6 +9,8 @@ from dataclasses import replace
 import onnx
 from depthwise import subject_of
 
+from onnxfuse.cuda_options import TF32
+from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise, written
 from onnxfuse.region import Region
 from onnxfuse.tuning.subjects import subjects_of
@@ -200,12 +202,23 @@ WHOLE = {
 }
 """Cases of which all is one region, as it is in larger models: alone their views would stay outside."""
 
+UNROUNDED = ("a product of float32", "a product of float32, copied by a warp", "attention of float32",
+             "a convolution of float32, windows in boxes", "a stem of float32")
+"""Cases that run as a session that keeps TF32 off has them, too."""
+
 
 def cases(target: str) -> Iterator[tuple[str, Region]]:
     """The regions of each case with each of their kernels for a GPU, by the case and the way to run it."""
     for name, text in {**CASES, **WHOLE}.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
-        plan = optimise(model, Options(target=target, verify=False, database=False, eager=True))
-        for subject in [subject_of(plan)] if name in WHOLE else subjects_of(plan)[0]:
-            for way, kernel in subject.kernels.items():
-                yield f"{name}, {way}", written(replace(subject.fusion, made=kernel))
+        options = Options(target=target, verify=False, database=False, eager=True)
+        yield from _ways(name, optimise(model, options))
+        if name in UNROUNDED:
+            exact = replace(options, provider_options={TF32: "0"})
+            yield from _ways(f"{name}, not rounded", optimise(model, exact))
+
+
+def _ways(name: str, plan: Optimised) -> Iterator[tuple[str, Region]]:
+    for subject in [subject_of(plan)] if name in WHOLE else subjects_of(plan)[0]:
+        for way, kernel in subject.kernels.items():
+            yield f"{name}, {way}", written(replace(subject.fusion, made=kernel))

@@ -81,20 +81,76 @@ __device__ __forceinline__ SplitWord split_word(unsigned word) {
   const bool finite = (near & 0x7f800000u) != 0x7f800000u;
   return {near, finite ? near : 0u, finite ? nearest_tf32(__float_as_uint(rest)) : 0u};
 }
-__device__ __forceinline__ void mma_float(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
-#if defined(OF_NO_TF32)
-  mma_tf32(sums, left, low, high);
-#else
+__device__ __noinline__ float4 mma_float(float4 sums, uint4 left, unsigned low, unsigned high) {
+  const unsigned words[4] = {left.x, left.y, left.z, left.w};
+  float own[4] = {sums.x, sums.y, sums.z, sums.w};
   unsigned near[4], factors[4], rest[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const SplitWord split = split_word(left[i]);
+    const SplitWord split = split_word(words[i]);
     near[i] = split.near, factors[i] = split.factor, rest[i] = split.rest;
   }
   const SplitWord first = split_word(low), second = split_word(high);
-  mma_tf32(sums, rest, first.factor, second.factor);
-  mma_tf32(sums, factors, first.rest, second.rest);
-  mma_tf32(sums, near, first.near, second.near);
+  mma_tf32(own, rest, first.factor, second.factor);
+  mma_tf32(own, factors, first.rest, second.rest);
+  mma_tf32(own, near, first.near, second.near);
+  return make_float4(own[0], own[1], own[2], own[3]);
+}
+// The nearest numbers that TF32 has and what tensor cores read of what is left, in five operations a word; `odd` becomes no
+// number where a word is none, is infinite, or its nearest number would be.
+template <int count>
+__device__ __forceinline__ void split_words(const unsigned (&words)[count], unsigned (&near)[count],
+                                            unsigned (&rest)[count], float& odd) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    near[i] = (words[i] + 0x1000u) & 0xffffe000u;
+    const float left = __uint_as_float(words[i]) - __uint_as_float(near[i]);
+    odd = fmaf(left, 0.0f, odd);
+    rest[i] = __float_as_uint(left) & 0xffffe000u;
+  }
+}
+// sums += left right for `count` of the sums' columns, from `first` on.  What is large or no number anywhere in a warp's
+// operands is rare, and has a function of its own.
+template <int rows16, int columns8, int count>
+__device__ __forceinline__ void multiply_words(float (&sums)[rows16][columns8][4], int first,
+                                               const unsigned (&left)[rows16][4], const unsigned (&right)[count][2]) {
+#if defined(OF_NO_TF32)
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < rows16; ++i) mma_tf32(sums[i][first + n], left[i], right[n][0], right[n][1]);
+#else
+  unsigned near[rows16][4], rest[rows16][4], right_near[count][2], right_rest[count][2];
+  float odd = 0.0f;
+#pragma unroll
+  for (int i = 0; i < rows16; ++i) split_words(left[i], near[i], rest[i], odd);
+#pragma unroll
+  for (int n = 0; n < count; ++n) split_words(right[n], right_near[n], right_rest[n], odd);
+  if (__any_sync(0xffffffffu, odd != odd)) {
+#pragma unroll
+    for (int n = 0; n < count; ++n)
+#pragma unroll
+      for (int i = 0; i < rows16; ++i) {
+        float (&own)[4] = sums[i][first + n];
+        const float4 found = mma_float(make_float4(own[0], own[1], own[2], own[3]),
+                                       make_uint4(left[i][0], left[i][1], left[i][2], left[i][3]), right[n][0], right[n][1]);
+        own[0] = found.x, own[1] = found.y, own[2] = found.z, own[3] = found.w;
+      }
+    return;
+  }
+  // No product waits for the one before that adds to the same sums.
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < rows16; ++i) mma_tf32(sums[i][first + n], rest[i], right_near[n][0], right_near[n][1]);
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < rows16; ++i) mma_tf32(sums[i][first + n], near[i], right_rest[n][0], right_rest[n][1]);
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < rows16; ++i) mma_tf32(sums[i][first + n], near[i], right_near[n][0], right_near[n][1]);
 #endif
 }
 
@@ -192,20 +248,32 @@ __device__ __forceinline__ void multiply_own_float(float (&sums)[rows16][columns
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int step = 0; step < depth / 8; ++step) {
-    const int k = step * 8 + t;
-    unsigned own[rows16][4];
+    unsigned own[rows16][4], other[columns8][2];
 #pragma unroll
-    for (int i = 0; i < rows16; ++i)
+    for (int i = 0; i < rows16; ++i) {
+      if constexpr (left_across)
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        own[i][j] = __float_as_uint(word_of<left_across, rows, depth>(left, row + i * 16 + g + j % 2 * 8, k + j / 2 * 4));
-#pragma unroll
-    for (int n = 0; n < columns8; ++n) {
-      const float low = word_of<right_across, others, depth>(right, column + n * 8 + g, k);
-      const float high = word_of<right_across, others, depth>(right, column + n * 8 + g, k + 4);
-#pragma unroll
-      for (int i = 0; i < rows16; ++i) mma_float(sums[i][n], own[i], __float_as_uint(low), __float_as_uint(high));
+        for (int j = 0; j < 4; ++j)
+          own[i][j] = __float_as_uint(
+              word_of<true, rows, depth>(left, row + i * 16 + g + j % 2 * 8, step * 8 + t + j / 2 * 4));
+      else
+        load_words(own[i], left + place_tf32<false, rows>(row + i * 16 + lane % 16, step * 8 + lane / 16 * 4));
     }
+#pragma unroll
+    for (int n = 0; n < columns8; n += 2) {
+      unsigned two[4];
+      if constexpr (right_across)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          two[j] = __float_as_uint(
+              word_of<true, others, depth>(right, column + n * 8 + g + j / 2 * 8, step * 8 + t + j % 2 * 4));
+      else
+        load_words(two, right + place_tf32<false, others>(column + n * 8 + lane / 16 * 8 + lane % 8,
+                                                          step * 8 + lane / 8 % 2 * 4));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) other[n + j / 2][j % 2] = two[j];
+    }
+    multiply_words(sums, 0, own, other);
   }
 #endif
 }
