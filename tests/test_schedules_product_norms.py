@@ -122,7 +122,7 @@ def test_what_is_no_number_shows_in_its_image_alone() -> None:
 
 def test_norms_of_what_no_tiles_hold_are_refused() -> None:
     """Rows that a block reads once, windows that boxes do not fill, and images of unknown size."""
-    small = PIXELS.replace("128,64", "16,64").replace("T[", "float16[")
+    small = PIXELS.replace("128,64", "8,64").replace("T[", "float16[")
     assert "once" in refused(small, 20).message
     odd = FORMS["windows, groups of eight"].replace("128,64", "127,63").replace("T[", "float16[")
     assert "whole" in refused(odd, 20).message

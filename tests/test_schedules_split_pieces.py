@@ -279,7 +279,7 @@ def test_the_way_is_chosen_when_the_kernel_runs() -> None:
     """By the length of rows, whatever was planned; where pieces fill sectors, registers hold longer ones."""
     made = cut(groups(128, 32), "float16")
     assert taken(made, (4, 256, 256, 128)) == "split, pieces, width 8, 32-bit"
-    assert taken(made, (4, 91, 91, 128)).startswith("split") and taken(made, (4, 90, 91, 128)).startswith("rows")
+    assert taken(made, (4, 45, 46, 128)).startswith("split") and taken(made, (4, 45, 45, 128)).startswith("rows")
     short = make(groups(128, 32).replace("T[", "float16["), planned={"N": 2, "H": 32, "W": 32})
     assert short.kernel.schedule == "rows"
     near = make_kernel(Request(short.lowered, "test", {"N": 2, "H": 32, "W": 32}, nearby=[PLANNED]))
@@ -288,6 +288,18 @@ def test_the_way_is_chosen_when_the_kernel_runs() -> None:
     assert taken(replace(made, kernel=near), (4, 32, 32, 128)).startswith("rows")
     wide = make(groups(512, 32).replace("T[", "float16["), planned={"N": 4, "H": 128, "W": 128})
     assert taken(wide, (4, 128, 128, 512)).startswith("split") and taken(wide, (4, 64, 64, 512)).startswith("rows")
+
+
+def test_what_the_cache_holds_has_fewer_blocks() -> None:
+    """Of tensors that are read again from the second-level cache, and of places of one line, blocks have a line side by
+    side, two a multiprocessor; of larger ones two lines, three a multiprocessor."""
+    for shape, expected in (((8, 64, 64, 128), 264), ((4, 256, 256, 128), 396), ((1, 512, 512, 64), 264)):
+        planned = dict(zip("NHW", shape[:3], strict=True))
+        made = make(groups(shape[3], 32).replace("T[", "float16["), planned=planned)
+        situation = Situation(shapes_of(shape, 32), multiprocessors=132)
+        situation.bind(made.kernel.plan)
+        totals = {situation.evaluate(step.grid[0]) for step in made.kernel.plan.variants[0].steps}
+        assert all(0.9 * expected < total <= expected for total in totals), (shape, totals)
 
 
 @pytest.mark.parametrize("channels, count, blocks", [

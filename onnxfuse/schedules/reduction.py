@@ -52,9 +52,10 @@ from onnxfuse.schedules.text import Sizes, Writer
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
 
-MOST_IN_PIECES = 32_768
-"""Elements of a row that lies in pieces of less than a sector: norms of 32 groups of 128 channels took an H200 9.4 µs
-for two images of 64 x 64 pixels, and for four of 256 x 256 373 µs, 3.3 times as long as where rows lie in one piece."""
+MOST_IN_PIECES = 8192
+"""Elements of a row that lies in pieces of less than a sector, where a block may read all of it: norms of 32 groups
+took an H200 3.8 µs for two images of 32 x 32 pixels of 256 channels, where shared by blocks they take 6.8; of eight
+images of 64 x 64 pixels of 128 channels, rows twice as long, 25.5 and 12.5."""
 
 ENOUGH_THREADS = 8_000
 """Threads under which a GPU of a hundred multiprocessors waits for memory rather than moves it."""

@@ -248,16 +248,16 @@ __device__ __forceinline__ void multiply_own_float(float (&sums)[rows16][columns
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int step = 0; step < depth / 8; ++step) {
+    const int at = step * 8;
     unsigned own[rows16][4], other[columns8][2];
 #pragma unroll
     for (int i = 0; i < rows16; ++i) {
       if constexpr (left_across)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          own[i][j] = __float_as_uint(
-              word_of<true, rows, depth>(left, row + i * 16 + g + j % 2 * 8, step * 8 + t + j / 2 * 4));
+          own[i][j] = __float_as_uint(word_of<true, rows, depth>(left, row + i * 16 + g + j % 2 * 8, at + t + j / 2 * 4));
       else
-        load_words(own[i], left + place_tf32<false, rows>(row + i * 16 + lane % 16, step * 8 + lane / 16 * 4));
+        load_words(own[i], left + place_tf32<false, rows>(row + i * 16 + lane % 16, at + lane / 16 * 4));
     }
 #pragma unroll
     for (int n = 0; n < columns8; n += 2) {
@@ -265,11 +265,9 @@ __device__ __forceinline__ void multiply_own_float(float (&sums)[rows16][columns
       if constexpr (right_across)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          two[j] = __float_as_uint(
-              word_of<true, others, depth>(right, column + n * 8 + g + j / 2 * 8, step * 8 + t + j % 2 * 4));
+          two[j] = __float_as_uint(word_of<true, others, depth>(right, column + n * 8 + g + j / 2 * 8, at + t + j % 2 * 4));
       else
-        load_words(two, right + place_tf32<false, others>(column + n * 8 + lane / 16 * 8 + lane % 8,
-                                                          step * 8 + lane / 8 % 2 * 4));
+        load_words(two, right + place_tf32<false, others>(column + n * 8 + lane / 16 * 8 + lane % 8, at + lane / 8 % 2 * 4));
 #pragma unroll
       for (int j = 0; j < 4; ++j) other[n + j / 2][j % 2] = two[j];
     }
