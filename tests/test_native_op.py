@@ -32,7 +32,8 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built stand-in beside the models."""
     folder = tmp_path_factory.mktemp("native")
     for source, *flags, name in (("fake_cuda", "fake_cuda"), ("fake_cuda", "-DOLD_DRIVER", OLD_DRIVER),
-                                 ("fake_cublaslt", "fake_cublaslt"), ("fake_profiler", "fake_profiler")):
+                                 ("fake_cublaslt", "fake_cublaslt"), ("fake_cudnn", "fake_cudnn"),
+                                 ("fake_profiler", "fake_profiler")):
         subprocess.run(
             ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *flags,
              str(NATIVE / f"{source}.c"), "-o", str(folder / f"{name}.so")],
@@ -46,6 +47,7 @@ def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
     """What a scenario needs, and nothing that leads to onnxfuse; ``folder`` is its own."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "ONNXFUSE_LIBCUDA": str(stand_in), "ONNXFUSE_LIBCUBLASLT": str(stand_in.with_name("fake_cublaslt.so")),
+        "ONNXFUSE_LIBCUDNN": str(stand_in.with_name("fake_cudnn.so")),
         "SCENARIO_MODELS": str(stand_in.parent), "ONNXFUSE_CACHE_DIR": str(folder),
         "NVTX_INJECTION64_PATH": str(stand_in.with_name("fake_profiler.so")), **more,
     }
@@ -122,3 +124,11 @@ def test_the_script_for_library_steps_rehearses(stand_in: Path) -> None:
         [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok ") == 5
+
+
+def test_the_script_for_convolutions_by_a_library_rehearses(stand_in: Path) -> None:
+    script = NATIVE.parent / "gpu" / "check_library_convolutions.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 4

@@ -18,6 +18,17 @@ one runs.  A release of the library proposes the same in the same order in every
 ``gemm_bias`` is ``f(a b + bias)`` with a vector of n elements, ``gemm_add`` ``f(a b + d)`` with matrices that lie as
 those of ``c`` do, and ``gemm_bias_add`` adds both.
 
+``conv`` is a convolution by cuDNN, of 16-bit floats and of TF32: ``y = f(x * w)`` for images whose channels are last,
+along one to three axes called z, y and x, the innermost last, with an accumulator of 32 bits.  Elements lie densely:
+``x`` has ``images`` of ``size_z`` by ``size_y`` by ``size_x`` places of ``channels``, ``w`` has ``results`` of
+``taps_z`` by ``taps_y`` by ``taps_x`` places of ``channels``, and ``y`` has ``images`` of ``count_z`` by ``count_y`` by
+``count_x`` places of ``results``.  Windows begin ``before_x`` places before the image and then every ``step_x``; their
+places are ``apart_x`` from one another, and zeros are read outside of the image.  An axis that is none has one place
+and windows of one.  ``activation`` is f, by its place in ``CONVOLUTION_ACTIVATIONS``.  ``algorithm`` is a rank among
+the plans that the library proposes and can make for these sizes, operands so aligned and a workspace so large, of those
+whose sums are of 32 bits and always the same, and by no transform such as Winograd's.  ``conv_bias`` adds a vector of
+``results`` to each place before f, ``conv_add`` an image that lies as y does, ``conv_bias_add`` both.
+
 A variant that calls a library is left out where the library is not there, or has no algorithm for the sizes of a run:
 the variants behind it run instead, if there are any.
 """
@@ -44,6 +55,12 @@ class Routine:
 ACTIVATIONS = ("", "relu", "gelu_tanh")
 """What a product may be followed by, nothing first."""
 
+CONVOLUTION_ACTIVATIONS = (*ACTIVATIONS, "silu")
+"""What a convolution may be followed by."""
+
+AXES = "zyx"
+"""Of a convolution's images, the outermost first."""
+
 MOST_RANK = 15
 """Of an algorithm."""
 
@@ -51,14 +68,23 @@ TF32 = "tf32"
 """The type of float32 operands that are rounded."""
 
 _TYPES = ("float16", "bfloat16", "float32", TF32)
+_ROUNDED = ("float16", "bfloat16", TF32)
 _SIZES = ("m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b", "activation",
           "algorithm")
+
+_OF_AXIS = ("size", "count", "taps", "step", "apart", "before")
+_OF_CONVOLUTION = ("images", "channels", "results", *(f"{name}_{axis}" for axis in AXES for name in _OF_AXIS),
+                   "activation", "algorithm")
 
 ROUTINES = {
     "gemm": Routine("cuBLASLt", _TYPES, ("a", "b", "c"), _SIZES),
     "gemm_bias": Routine("cuBLASLt", _TYPES, ("a", "b", "bias", "c"), _SIZES),
     "gemm_add": Routine("cuBLASLt", _TYPES, ("a", "b", "d", "c"), _SIZES),
     "gemm_bias_add": Routine("cuBLASLt", _TYPES, ("a", "b", "bias", "d", "c"), _SIZES),
+    "conv": Routine("cuDNN", _ROUNDED, ("x", "w", "y"), _OF_CONVOLUTION),
+    "conv_bias": Routine("cuDNN", _ROUNDED, ("x", "w", "bias", "y"), _OF_CONVOLUTION),
+    "conv_add": Routine("cuDNN", _ROUNDED, ("x", "w", "d", "y"), _OF_CONVOLUTION),
+    "conv_bias_add": Routine("cuDNN", _ROUNDED, ("x", "w", "bias", "d", "y"), _OF_CONVOLUTION),
 }
 
 

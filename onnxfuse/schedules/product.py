@@ -6,10 +6,11 @@ f and g are any maps. Operands are read where and as they lie: transposed, as he
 with padding. Sums are float32, of float16, bfloat16 or float32 (rounded to TF32) on tensor cores where the GPU has
 them; of 16-bit floats by four warps together on Hopper (a variant of its own, which comes first), elsewhere by each
 warp. What tuning may choose on Hopper too are blocks with a warp that copies whole tiles of operands that need nothing
-else (``product_specialised``), of 16-bit floats as well, and on every GPU cuBLASLt in the kernel's place where that can
-do all of it (``product_library``). Products of dequantised 8-bit numbers are those of the integers, whose sums int32
-holds exactly (``product_integers``). How the tiles are arranged is described in Boehm, "How to Optimize a CUDA Matmul
-Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
+else (``product_specialised``), of 16-bit floats as well, and on every GPU cuBLASLt in the kernel's place, or cuDNN in
+a convolution's, where these can do all of it (``product_library``, ``product_cudnn``). Products of dequantised 8-bit
+numbers are those of the integers, whose sums int32 holds exactly (``product_integers``). How the tiles are arranged is
+described in Boehm, "How to Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM
+in CUDA).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import product_cudnn
 from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import TILE_ENDS, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
@@ -31,7 +33,7 @@ from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_integers import IntegerBoxText, IntegerSpecialisedText, IntegerText
-from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
+from onnxfuse.schedules.product_library import WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import all_mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
@@ -91,7 +93,8 @@ class Product(Schedule):
 
     def template(self, choice: Choice) -> str:
         """See ``Schedule``."""
-        return WORDS if "library" in dict(choice.settings) else super().template(choice)
+        own = {"library": WORDS, "cudnn": product_cudnn.WORDS}
+        return next((own[name] for name, _ in choice.settings if name in own), super().template(choice))
 
     def leeway(self, kernel: Kernel) -> float:
         """See ``Schedule``; a library rounds operands to TF32 in its own way, and so do copies by tensor maps, which go
@@ -145,7 +148,8 @@ class ProductWork:
         self.lanes, self.stored = result_lanes(parts, planned)
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned) if floats and not parts.exact else None
-        self.library = library_of(parts) if floats else None
+        products = contractions(self.lowered)
+        self.library = (library_of(parts) or product_cudnn.convolution_of(products, parts)) if floats else None
         self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
         self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None
         self.guards = tuple(dict.fromkeys(
@@ -182,7 +186,7 @@ class ProductWork:
             make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps),
             scratch=(str(WORKSPACE),) if isinstance(first, LibraryShape) else ())
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
-        behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
+        behind = f" (behind {self.library.title})" if self.library and isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
         pieces = ["patch", *(["patch_tf32"] if self.parts.words else [])] if patched or pixels else []
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
@@ -223,8 +227,8 @@ class ProductWork:
 
     def _with_library(self, generated: Sequence[ProductShape]) -> list[ProductShape | LibraryShape]:
         """What may be measured: the library's own choice first, its further algorithms last."""
-        own, *others = (LibraryShape(rank) for rank in range(RANKS))
-        return list(generated) if self.library is None else [own, *generated, *others]
+        own, *others = (None,) if self.library is None else self.library.shapes
+        return list(generated) if own is None else [own, *generated, *others]
 
     def _known(self, offered: Mapping[Choice, ProductShape | LibraryShape]) -> (
             Mapping[Choice, ProductShape | LibraryShape]):

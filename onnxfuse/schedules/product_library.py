@@ -36,14 +36,15 @@ WORDS = "by cuBLASLt, algorithm {library} of those that it proposes"
 
 @dataclass(frozen=True)
 class LibraryShape:
-    """The algorithm of a rank among those that the library proposes."""
+    """The algorithm of a rank among those that a library proposes; ``setting``: what choices call it."""
 
     rank: int
+    setting: str = "library"
 
     @property
     def choice(self) -> Choice:
         """As tuning knows it."""
-        return Choice.of("product", library=self.rank)
+        return Choice.of("product", **{self.setting: self.rank})
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class _Matrix:
 
 
 @dataclass(frozen=True)
-class _Result:
+class Result:
     """An output: which product it is of, the inputs that are added, to each row and element by element, and what is
     made of the sum."""
 
@@ -73,7 +74,14 @@ class Library:
     parts: ProductParts
     left: _Matrix
     rights: tuple[_Matrix, ...]
-    results: tuple[_Result, ...]
+    results: tuple[Result, ...]
+
+    title = "cuBLASLt"
+
+    @property
+    def shapes(self) -> tuple[LibraryShape, ...]:
+        """What tuning may choose."""
+        return tuple(LibraryShape(rank) for rank in range(RANKS))
 
     def variant(self, shape: LibraryShape, symbols: Mapping[str, str]) -> Variant:
         """The variant of an algorithm, whose workspace is the plan's first scratch buffer.  An empty sum is none of the
@@ -105,9 +113,9 @@ def library_of(parts: ProductParts) -> Library | None:
     left, *rights = (_matrix(parts, scalar, loop) for scalar, loop in (
         (parts.left, "@m"), *((right, "@n") for right in parts.rights)))
     outputs = zip(parts.places, parts.lowered.program.outputs, strict=True)
-    if not all(output.dtype == parts.operand and _is_dense(parts, place) for place, output in outputs):
+    if not all(output.dtype == parts.operand and is_dense(parts, place) for place, output in outputs):
         return None
-    results = tuple(_result(parts, scalar) for scalar in parts.results)
+    results = tuple(result_of(parts, before, activation) for activation, before in map(_before, parts.results))
     if left is None or None in rights or None in results:
         return None
     found = tuple(each for each in results if each is not None)
@@ -116,16 +124,16 @@ def library_of(parts: ProductParts) -> Library | None:
     return Library(parts, left, tuple(each for each in rights if each is not None), found)
 
 
-def _lies(parts: ProductParts, place: Dim, wanted: Mapping[str, Dim]) -> bool:
+def lies(parts: ProductParts, place: Dim, wanted: Mapping[str, Dim]) -> bool:
     """Whether an offset grows by these steps along the loops; what has one place alone needs none."""
     steps = steps_of(parts.puller, place)
     extents = {"@b": parts.batch, "@m": parts.rows, "@n": parts.columns, "@k": parts.depth}
     return steps == {loop: step for loop, step in wanted.items() if extents[loop] != 1}
 
 
-def _is_dense(parts: ProductParts, place: Dim) -> bool:
+def is_dense(parts: ProductParts, place: Dim) -> bool:
     """Whether elements lie as those of a batch of results do, one behind the other."""
-    return _lies(parts, place, {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)})
+    return lies(parts, place, {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)})
 
 
 def _matrix(parts: ProductParts, scalar: Scalar, loop: str) -> _Matrix | None:
@@ -139,14 +147,13 @@ def _matrix(parts: ProductParts, scalar: Scalar, loop: str) -> _Matrix | None:
     # Rows of what is summed over are those of the left operand, and of the right one transposed.
     for transposed, along, wide in ((loop == "@n", "@k", parts.depth), (loop == "@m", loop, beside)):
         across = loop if along == "@k" else "@k"
-        if _lies(parts, scalar.offset, {along: dim(1), across: wide, **batch}):
+        if lies(parts, scalar.offset, {along: dim(1), across: wide, **batch}):
             return _Matrix(scalar.input, transposed, stride)
     return None
 
 
-def _result(parts: ProductParts, scalar: Scalar) -> _Result | None:
-    """What is made of a product's sum, where the library does it."""
-    activation, scalar = _before(scalar)
+def result_of(parts: ProductParts, scalar: Scalar, activation: str) -> Result | None:
+    """What is made of a product's sum before an activation, where a library does it."""
     found: dict[str, int] = {}
     while isinstance(scalar, Apply) and scalar.function == "add":
         one, other = map(bare, scalar.operands)
@@ -154,11 +161,11 @@ def _result(parts: ProductParts, scalar: Scalar) -> _Result | None:
         if not isinstance(load, Load) or load.conditions or load.dtype != parts.operand:
             return None
         # Of one row alone both lie alike.
-        kind = "bias" if "bias" not in found and _lies(parts, load.offset, {"@n": dim(1)}) else "added"
-        if kind in found or (kind == "added" and not _is_dense(parts, load.offset)):
+        kind = "bias" if "bias" not in found and lies(parts, load.offset, {"@n": dim(1)}) else "added"
+        if kind in found or (kind == "added" and not is_dense(parts, load.offset)):
             return None
         found[kind] = load.input
-    return _Result(scalar.number, found.get("bias"), found.get("added"), activation) if isinstance(
+    return Result(scalar.number, found.get("bias"), found.get("added"), activation) if isinstance(
         scalar, Contracted) else None
 
 

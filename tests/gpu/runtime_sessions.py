@@ -34,7 +34,8 @@ def begin(stand_ins: Path | None) -> None:
     if stand_ins is not None and not REHEARSAL:
         os.environ.update(
             ONNXFUSE_REHEARSAL="1", ONNXFUSE_LIBCUDA=str(stand_ins / "fake_cuda.so"),
-            ONNXFUSE_LIBCUBLASLT=str(stand_ins / "fake_cublaslt.so"))
+            ONNXFUSE_LIBCUBLASLT=str(stand_ins / "fake_cublaslt.so"),
+            ONNXFUSE_LIBCUDNN=str(stand_ins / "fake_cudnn.so"))
         os.execv(sys.executable, [sys.executable, *sys.argv])
     os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
     print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)

@@ -179,7 +179,7 @@ void attempt_plan(const Case& each) {
   }));
 }
 
-// What the stand-ins for the driver and for cuBLASLt do.
+// What the stand-ins for the driver, cuBLASLt and cuDNN do.
 int& setting(const char* variable, const char* name) {
   return *static_cast<int*>(dlsym(dlopen(std::getenv(variable), RTLD_NOW), name));
 }
@@ -195,6 +195,8 @@ void attempt(const Case& each, bool alone) {
     driver_setting("fake_map_error") = each.map_error;
     setting("ONNXFUSE_LIBCUBLASLT", "fake_lt_error") = each.product_error;
     setting("ONNXFUSE_LIBCUBLASLT", "fake_lt_found") = each.algorithms;
+    setting("ONNXFUSE_LIBCUDNN", "fake_dnn_error") = each.product_error == 0 ? 0 : 3000;
+    setting("ONNXFUSE_LIBCUDNN", "fake_dnn_found") = each.algorithms;
     setenv("ONNXFUSE_STATISTICS", each.statistics.c_str(), 1);
   }
   attempt_node(each);

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fused_models
 import kernel_harness
+import launch_convolutions
 import launch_models
 from native.stand_in import IMAGE, image
 
@@ -61,6 +62,10 @@ def seeds(images: dict[str, bytes]) -> list[Seed]:
     out += [Seed(launch_models.PRODUCTS[name].fused().plan, "stand_in", shapes) for name, shapes in (
         ("product_bias", [[2, 5, 3], [3, 7], [7]]),
         ("product_bias_add", [[2, 3, 5], [2, 3, 7], [7], [2, 5, 7]]), ("product_or_sum", [[2, 3, 3], [3, 3]]))]
+    out += [Seed(launch_convolutions.CONVOLUTIONS[name].fused().plan, "stand_in", shapes) for name, shapes in (
+        ("convolution", [[2, 5, 4, 3], [7, 3, 3, 3]]), ("convolution_float16", [[1, 5, 6, 3], [2, 3, 2, 3], [2]]),
+        ("convolution_line", [[2, 9, 4], [3, 5, 4], [3], [2, 4, 3]]),
+        ("convolution_or_sum", [[2, 5, 4, 3], [3, 3, 3, 3]]))]
     out.append(Seed(fused_models.add_host().plan, "stand_in", [[5]], [[5, 3]]))
     (plan,) = (each.s for each in fused_models.undeclared().graph.node[0].attribute if each.name == "plan")
     out.append(Seed(LaunchPlan.from_json(plan.decode()), "undeclared", [[3, 5]]))

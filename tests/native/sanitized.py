@@ -32,7 +32,7 @@ def build(sanitizers: str) -> Path:
         sanitizers: as g++ takes them: "address,undefined" or "thread".
     """
     read = [*SOURCES, *LIBRARY.glob("*.h"), *HERE.glob("*.h"), HERE / "fake_cuda.c",
-            HERE / "fake_cublaslt.c", Path(fuzz_seeds.__file__)]
+            HERE / "fake_cublaslt.c", HERE / "fake_cudnn.c", Path(fuzz_seeds.__file__)]
     content = b"".join(path.read_bytes() for path in sorted(read))
     folder = ROOT / "build" / "sanitized" / f"{sanitizers}-{hashlib.sha256(content).hexdigest()[:16]}"
     if folder.is_dir():
@@ -63,8 +63,9 @@ def build(sanitizers: str) -> Path:
     # The thread sanitizer takes what the stand-in counts for races of the library.
     _run("gcc", "-std=c11", "-D_GNU_SOURCE", *(flags if sanitizers != "thread" else ["-O1"]), "-shared", "-fPIC",
          HERE / "fake_cuda.c", "-o", part / "fake_cuda.so")
-    _run("gcc", "-std=c11", "-D_GNU_SOURCE", "-DDRY", "-O1", "-shared", "-fPIC", HERE / "fake_cublaslt.c", "-o",
-         part / "fake_cublaslt.so")
+    for name in ("fake_cublaslt", "fake_cudnn"):
+        _run("gcc", "-std=c11", "-D_GNU_SOURCE", "-DDRY", "-O1", "-shared", "-fPIC", HERE / f"{name}.c", "-o",
+             part / f"{name}.so")
     fuzz_seeds.write(part / "seeds")
     try:
         part.rename(folder)
@@ -83,7 +84,8 @@ def run(folder: Path, *arguments: object, cwd: Path, leaks: bool = False) -> sub
     return subprocess.run(
         [folder / "fuzz", *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=cwd,
         env=os.environ | options | {"ONNXFUSE_LIBCUDA": str(folder / "fake_cuda.so"),
-                                    "ONNXFUSE_LIBCUBLASLT": str(folder / "fake_cublaslt.so")},
+                                    "ONNXFUSE_LIBCUBLASLT": str(folder / "fake_cublaslt.so"),
+                                    "ONNXFUSE_LIBCUDNN": str(folder / "fake_cudnn.so")},
     )
 
 

@@ -14,11 +14,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from native import call_scenarios, kernel_scenarios, launch_scenarios, statistics_scenarios
+from native import (
+    call_scenarios,
+    convolution_scenarios,
+    kernel_scenarios,
+    launch_scenarios,
+    statistics_scenarios,
+)
 
 SCENARIOS = {
     function.__name__: function
-    for module in (kernel_scenarios, launch_scenarios, call_scenarios, statistics_scenarios)
+    for module in (
+        kernel_scenarios, launch_scenarios, call_scenarios, convolution_scenarios, statistics_scenarios)
     for function in module.SCENARIOS
 }
 

@@ -96,6 +96,7 @@ def images() -> dict[str, Any]:
 def launched() -> dict[str, Any]:
     """Models whose nodes launch other kernels, in other ways, or with other arguments."""
     import fused_models as make
+    import launch_convolutions
     import launch_models as launches
 
     def with_arguments(
@@ -121,6 +122,8 @@ def launched() -> dict[str, Any]:
         "clustered_scratch": make.chain(launches.through_scratch(EMBEDDED), 2),
         **{name: product.model(replace(product.fused(), images=EMBEDDED if product.fallback else {}))
            for name, product in launches.PRODUCTS.items()},
+        **{name: convolved.model(EMBEDDED if convolved.fallback else None)
+           for name, convolved in launch_convolutions.CONVOLUTIONS.items()},
         "product_of_sum": product.model(product.of_sum(EMBEDDED)),
     }
 

@@ -1,15 +1,13 @@
 #include "cublaslt.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
 
 #include "ort_api.h"
+#include "shared_library.h"
 
 namespace onnxfuse {
 namespace {
@@ -46,7 +44,6 @@ constexpr int kMostWorkspace = 1, kReductions = 3, kAlignmentA = 5, kAlignmentB 
 constexpr uint32_t kAddedIn32Bits = 2;
 // cublasLtEpilogue_t: nothing, ReLU and GELU (by tanh), in the order of the routine's activations; with a bias its bit.
 constexpr uint32_t kEpilogues[] = {0, 2, 32}, kBias = 4;
-constexpr uint32_t kMostAlignment = 256;  // what the library takes where nothing is said
 constexpr size_t kMostKept = 64;          // algorithms of a call, by alignments and workspace
 constexpr int64_t kMostRank = 15;         // of an algorithm among those that the library proposes
 
@@ -99,48 +96,22 @@ struct Library {
   Library();
 };
 
-// The library that the process has loaded already, ONNX Runtime's, or else the newest that the driver can run.
-void* load(std::string* path) {
-  const char* named = std::getenv("ONNXFUSE_LIBCUBLASLT");
-  if (named != nullptr && *named != '\0') return dlopen((*path = named).c_str(), RTLD_NOW | RTLD_LOCAL);
-  const int newest = Driver::get().version() / 1000;
-  for (const int mode : {RTLD_NOLOAD, 0}) {
-    for (int release = newest; release >= 12; --release) {
-      *path = "libcublasLt.so." + std::to_string(release);
-      if (void* library = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL | mode)) return library;
-    }
-  }
-  *path = "libcublasLt.so." + std::to_string(std::max(newest, 12));
-  return dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL);  // for the message
-}
-
 Library::Library() {
-  const char* const remedy =
-      "; a matrix product of this model needs it: install CUDA's libraries (pip install onnxfuse[cuda]), or put the "
-      "folder that has them into LD_LIBRARY_PATH";
-  std::string path;
-  void* library = load(&path);
-  if (library == nullptr) {
-    const char* const reason = dlerror();
-    throw Error("no cuBLASLt: " + (reason == nullptr ? path : std::string(reason)) + remedy);
-  }
-  const auto find = [&](auto* function, const char* symbol) {
-    *function = reinterpret_cast<std::decay_t<decltype(*function)>>(dlsym(library, symbol));
-    if (*function == nullptr) throw Error("cuBLASLt is too old: " + path + " has no " + symbol + remedy);
-  };
-  find(&create, "cublasLtCreate");
-  find(&create_description, "cublasLtMatmulDescCreate");
-  find(&set_description, "cublasLtMatmulDescSetAttribute");
-  find(&destroy_description, "cublasLtMatmulDescDestroy");
-  find(&create_layout, "cublasLtMatrixLayoutCreate");
-  find(&set_layout, "cublasLtMatrixLayoutSetAttribute");
-  find(&destroy_layout, "cublasLtMatrixLayoutDestroy");
-  find(&create_preference, "cublasLtMatmulPreferenceCreate");
-  find(&set_preference, "cublasLtMatmulPreferenceSetAttribute");
-  find(&destroy_preference, "cublasLtMatmulPreferenceDestroy");
-  find(&choose, "cublasLtMatmulAlgoGetHeuristic");
-  find(&multiply, "cublasLtMatmul");
-  status_text = reinterpret_cast<decltype(status_text)>(dlsym(library, "cublasLtGetStatusString"));
+  const SharedLibrary library("cuBLASLt", "libcublasLt.so.", "ONNXFUSE_LIBCUBLASLT", Driver::get().version() / 1000, 12,
+                              "a matrix product");
+  library.find(&create, "cublasLtCreate");
+  library.find(&create_description, "cublasLtMatmulDescCreate");
+  library.find(&set_description, "cublasLtMatmulDescSetAttribute");
+  library.find(&destroy_description, "cublasLtMatmulDescDestroy");
+  library.find(&create_layout, "cublasLtMatrixLayoutCreate");
+  library.find(&set_layout, "cublasLtMatrixLayoutSetAttribute");
+  library.find(&destroy_layout, "cublasLtMatrixLayoutDestroy");
+  library.find(&create_preference, "cublasLtMatmulPreferenceCreate");
+  library.find(&set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  library.find(&destroy_preference, "cublasLtMatmulPreferenceDestroy");
+  library.find(&choose, "cublasLtMatmulAlgoGetHeuristic");
+  library.find(&multiply, "cublasLtMatmul");
+  status_text = reinterpret_cast<decltype(status_text)>(library.look("cublasLtGetStatusString"));
 }
 
 // The library's handle on a GPU, which any thread may use; made with the device's context current, and never destroyed:
@@ -265,10 +236,6 @@ class Gemm : public PreparedCall {
     library_.check(library_.set_description(description_, kBiasPointer, &addresses[2], sizeof addresses[2]),
                    "describe the product " + sizes_.text());
     bias_ = addresses[2];
-  }
-
-  static uint32_t alignment(uint64_t address) {
-    return static_cast<uint32_t>(std::min<uint64_t>(address & (~address + 1), kMostAlignment));
   }
 
   // The algorithm of the wanted rank among those that the library proposes, the quickest as it takes them first; the last

@@ -3,6 +3,7 @@
 // A plan may name these routines alone.  onnxfuse/lowering/routines.py defines what each computes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,6 +21,11 @@ struct Operands {
   size_t workspace_bytes = 0;
   Stream stream = nullptr;
 };
+
+// The largest power of two, 256 at most, that divides an address: what libraries are told of how operands lie.
+inline uint32_t alignment(uint64_t address) {
+  return static_cast<uint32_t>(std::min<uint64_t>(address & (~address + 1), 256));
+}
 
 // A call at its sizes, with what the library made of them; one thread's.
 class PreparedCall {
