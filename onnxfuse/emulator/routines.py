@@ -82,9 +82,8 @@ def _convolution(step: LibraryCall, taken: Mapping[str, Buffer], size: Mapping[s
         "w": (size["results"], *(axis.taps for axis in axes), size["channels"]),
         "y": (size["images"], *(axis.count for axis in axes), size["results"])}
     image, weights = (_tensor(step, taken[name], shapes[name]) for name in "xw")
-    if step.dtype == TF32:
-        image, weights = _rounded(image), _rounded(weights)
-    sums = convolved(image.astype(np.float32), weights.astype(np.float32), axes)
+    image, weights = (_rounded(each) if step.dtype == TF32 else each.astype(np.float32) for each in (image, weights))
+    sums = convolved(image, weights, axes)
     if "d" in taken:
         sums += _tensor(step, taken["d"], shapes["y"]).astype(np.float32)
     if "bias" in taken:
