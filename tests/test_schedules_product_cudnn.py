@@ -15,9 +15,10 @@ import pytest
 from emulator import EmulatorError, run_plan
 from kernel_harness import Made, check, make, only, random_inputs, short_inputs
 
+from onnxfuse.ir.exact import exactly
 from onnxfuse.lowering.launch import EXTENDED, LaunchPlan
 from onnxfuse.lowering.routines import ROUTINES
-from onnxfuse.schedules import SCHEDULES, Choice, Kernel, parse_choice, sharing, words
+from onnxfuse.schedules import SCHEDULES, Choice, Kernel, Request, make_kernel, parse_choice, sharing, words
 from onnxfuse.schedules.product_cudnn import RANKS
 
 IMAGES = "i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)"
@@ -39,12 +40,14 @@ REGIONS = {
 OTHERS = {
     "channels first": "g (T[N,5,9,8] x, T[7,5,3,3] w) => (T[N,7,9,8] y) { c = Conv<pads = [1,1,1,1]>(x, w) y = Relu(c) }",
     "results with their channels first": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (T[N,7,9,8] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) y = Relu(c) }}",
+    "results with their images inside": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (T[9,N,8,7] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) y = Transpose<perm = [2,0,3,1]>(c) }}",
     "weights across": f"g (T[N,9,8,5] x, T[3,3,5,7] w) => (T[N,9,8,7] y) {{ i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [3,2,0,1]>(w) c = Conv<pads = [1,1,1,1]>(i, v) y = {BACK}(c) }}",
     "in groups": f"g (T[N,9,8,6] x, T[4,3,3,3] w) => (T[N,9,8,4] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1], group = 2>(i, v) y = {BACK}(c) }}",
     "an image that is computed": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (T[N,9,8,7] y) {{ {IMAGES} t = Tanh(i) c = Conv<pads = [1,1,1,1]>(t, v) y = {BACK}(c) }}",
     "another activation": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (T[N,9,8,7] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) t = Tanh(c) y = {BACK}(t) }}",
     "GELU by the error function": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (T[N,9,8,7] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) t = Gelu(c) y = {BACK}(t) }}",
     "a part of an image": f"g (T[N,9,8,9] x, T[7,3,3,5] w) => (T[N,9,8,7] y) <int64[1] o = {{2}}, int64[1] e = {{7}}, int64[1] a = {{3}}> {{ s = Slice(x, o, e, a) i = Transpose<perm = [0,3,1,2]>(s) v = Transpose<perm = [0,3,1,2]>(w) c = Conv<pads = [1,1,1,1]>(i, v) y = {BACK}(c) }}",
+    "a result of another type": f"g (T[N,9,8,5] x, T[7,3,3,5] w) => (double[N,9,8,7] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) d = Cast<to = 11>(c) y = {BACK}(d) }}",
     "a gate of something else": f"g (T[N,9,8,5] x, T[7,3,3,5] w, T[7] b) => (T[N,9,8,7] y) {{ {IMAGES} c = Conv<pads = [1,1,1,1]>(i, v) d = Add(c, c) s = Sigmoid(d) m = Mul(s, c) y = {BACK}(m) }}",
     "transposed": f"g (T[N,9,8,5] x, T[5,3,3,7] w) => (T[N,11,10,7] y) {{ i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w) c = ConvTranspose(i, v) y = {BACK}(c) }}",
     "single pixels that cuBLASLt has": f"g (T[N,9,8,5] x, T[7,1,1,5] w, T[7] b) => (T[N,9,8,7] y) {{ {IMAGES} c = Conv(i, v, b) y = {BACK}(c) }}",
@@ -84,6 +87,14 @@ def test_what_the_library_does_not_do_is_not_offered(case: str) -> None:
     made = make(OTHERS[case].replace("T[", "float16["), planned=PLANNED)
     assert made.kernel.schedule == "product" and not offered(made.kernel)
     assert kernel_harness.told(made, Choice.of("product", cudnn=0), PLANNED).kernel == made.kernel
+
+
+def test_float32_that_is_not_rounded_is_not_offered() -> None:
+    """Its engines without tensor cores are slower than all others."""
+    made = make(REGIONS["plain"][0].replace("T[", "float["), planned=PLANNED)
+    lowered = replace(made.lowered, program=exactly(made.lowered.program))
+    kernel = make_kernel(Request(lowered, "test", PLANNED))
+    assert isinstance(kernel, Kernel) and offered(made.kernel) and not offered(kernel)
 
 
 def test_nothing_runs_unmeasured() -> None:
