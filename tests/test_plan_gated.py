@@ -163,3 +163,10 @@ def test_verification(runner: type[EmulatedRunner]) -> None:
     made = fuse(model_of(SPELLINGS["timm"], channels=64, few=16, around=True, size=10), least_gain=0.0, dims={"N": 2})
     (result,) = [node for node in verify(made, runner()).nodes if "an image" in str(node.variants)]
     assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result
+
+
+def test_the_image_is_read_twice() -> None:
+    """What is predicted of it counts that."""
+    made = fuse(model_of(SPELLINGS["torchvision"], channels=64))
+    (region,) = gated(made)
+    assert made.costs.read_again(region) == 2 * 8 * 64 * 28 * 28

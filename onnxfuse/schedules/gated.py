@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 
-from onnxfuse.graph.dims import product
+from onnxfuse.graph.dims import dim, product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
@@ -65,8 +65,13 @@ class Gated(ProductDivided):
     settings = "{blocks} blocks an image"
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
-        """Three kernels."""
-        return None if _found(Request(lowered, sizes=sizes)) is None else Expected(3)
+        """Three kernels, of which the first and the last read the image."""
+        found = _found(Request(lowered, sizes=sizes))
+        if found is None:
+            return None
+        again = set(_inputs(found.cuts[:1])) & set(_inputs(found.scaled.outputs))
+        sizes_again = (product(each.shape) * TYPES[each.dtype].size for each in again)
+        return Expected(3, sum(sizes_again, dim(0)).substitute(lowered.binding.names))
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with a mean, products of it and what these scale."""
@@ -93,6 +98,11 @@ class _Chain(InParts):
         return Program((*self.program.inputs, stand_in), substituted(roots, {self.cuts[place]: stand_in}),
                        self.program.operators)
 
+    @property
+    def scaled(self) -> Program:
+        """What is computed from the gate."""
+        return self.behind(len(self.products), self.program.outputs)
+
 
 def _found(request: Request) -> _Chain | None:
     """A chain of products from reductions to what is no sum any more; None where there is no such."""
@@ -113,6 +123,11 @@ def _found(request: Request) -> _Chain | None:
 
 def _reduces(tensor: Tensor) -> bool:
     return isinstance(tensor, Reduce)
+
+
+def _inputs(roots: tuple[Tensor, ...]) -> list[Input]:
+    """What tensors are computed from."""
+    return [each for each in postorder(roots) if isinstance(each, Input)]
 
 
 def _cut(roots: tuple[Tensor, ...], of: Callable[[Tensor], bool]) -> Tensor | None:
@@ -142,7 +157,7 @@ class _GatedWork:
         """All of them."""
         chain, program = self.chain, self.lowered.program
         mean = self._best(MEANS, Program(program.inputs, chain.cuts[:1], program.operators))
-        scale = self._best(SCALES, chain.behind(self.last, program.outputs))
+        scale = self._best(SCALES, chain.scaled)
         if isinstance(mean, Refusal):
             return mean
         if isinstance(scale, Refusal):
@@ -266,8 +281,7 @@ class _GatedWork:
         stages, chain = self.stages, self.chain
         assert not isinstance(stages, Refusal)
         images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes)
-        moved = [self._moved(roots) for roots in (
-            chain.cuts[:1], chain.behind(self.last, self.lowered.program.outputs).outputs)]
+        moved = [self._moved(roots) for roots in (chain.cuts[:1], chain.scaled.outputs)]
         if images is None or None in moved:
             return None
         schedule = next(each for each in MEANS if each.name == mean.schedule)
@@ -279,7 +293,6 @@ class _GatedWork:
 
     def _moved(self, results: tuple[Tensor, ...]) -> int | None:
         """Bytes of some results and of what they are computed from."""
-        read = (each for each in postorder(results) if isinstance(each, Input))
         counts = [(self.lowered.binding.at(product(each.shape), self.request.sizes), TYPES[each.dtype].size)
-                  for each in dict.fromkeys((*read, *results))]
+                  for each in dict.fromkeys((*_inputs(results), *results))]
         return None if any(count is None for count, _ in counts) else sum((count or 0) * size for count, size in counts)
