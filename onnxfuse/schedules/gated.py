@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from itertools import product as product_of
 
 from onnxfuse.graph.dims import dim, product
 from onnxfuse.ir.scalars import TYPES
@@ -169,10 +170,14 @@ class _GatedWork:
 
     def _best(self, schedules: Sequence[Schedule], program: Program) -> Kernel | Refusal:
         """A kernel of a part that reads nothing far apart, if there is one, else the first."""
-        made = [self.chain.made((each,), program) for each in schedules]
-        kernels = [each for each in made if isinstance(each, Kernel)]
-        near = (each for each in kernels if not each.scattered)
-        return next(near, kernels[0] if kernels else made[-1])
+        found: Kernel | Refusal | None = None
+        for schedule in schedules:
+            made = self.chain.made((schedule,), program)
+            if isinstance(made, Kernel) and not made.scattered:
+                return made
+            found = made if found is None or isinstance(found, Refusal) else found
+        assert found is not None
+        return found
 
     def _together(self, mean: Kernel, gate: Kernel, scale: Kernel) -> Kernel:
         """Their launches one behind the other, in a text of all three."""
@@ -185,10 +190,11 @@ class _GatedWork:
             scratch += kernel.plan.scratch
             texts.append(source)
             ways.append([renamed_variant(each, names) for each in variants])
-        means, gates, scales = ways
-        variants = (*(joined(means[0], each, scales[0]) for each in gates), joined(means[-1], gates[-1], scales[-1]))
+        # Sizes and addresses that one part has no vectors for leave the others theirs; the last of each runs anything.
+        together = [joined(*each) for each in product_of(*(each[:-1] or each for each in ways))]
+        together.append(joined(*(each[-1] for each in ways)))
         checks = tuple(dict.fromkeys(check for each in parts for check in each.plan.checks))
-        plan: LaunchPlan = replace(scale.plan, checks=checks, variants=tuple(dict.fromkeys(variants)),
+        plan: LaunchPlan = replace(scale.plan, checks=checks, variants=tuple(dict.fromkeys(together)),
                                    scratch=tuple(scratch))
         code = Source(
             in_order({name for each in texts for name in each.headers}),
