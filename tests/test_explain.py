@@ -6,9 +6,10 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from cli_models import CHAIN, PRODUCT, encoder, parse, run, write
+from cli_models import CHAIN, PRODUCT, ROOT, encoder, parse, run, write
 from rich.console import Console
 from unmeasured import UNMEASURED
 
@@ -18,9 +19,11 @@ from onnxfuse.graph.dims import symbol
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import find_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.left_text import show_near
+from onnxfuse.reporting.locality import CHAINS, LEAST, MOST
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.text import alike
 from onnxfuse.rewriting import read_fused
@@ -305,3 +308,52 @@ def test_a_schedules_refusal_reaches_the_plan_in_the_graphs_terms(monkeypatch: p
     optimised = optimise(parse(CHAIN), Options(verify=False))
     assert "batch elements fit nowhere" in {refusal.message for refusal in optimised.refusals}
     assert not any("@" in refusal.message for refusal in optimised.refusals)
+
+
+# Values that no cache holds
+
+
+def convolved(size: int) -> onnx.ModelProto:
+    """Two convolutions with what is between them, which reads and writes four images of 128 channels."""
+    text = (f"g (float16[4, 128, {size}, {size}] x) => (float16[4, 128, {size}, {size}] y) {{\n"
+            "  p = Conv <pads = [1, 1, 1, 1]> (x, w)\n  t = Relu(p)\n"
+            "  q = Conv <pads = [1, 1, 1, 1]> (t, w)\n  y = Relu(q)\n}")
+    model = parse(text)
+    weights = np.full((128, 128, 3, 3), 0.01, np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    return model
+
+
+@pytest.mark.parametrize("target", ["H100", "A100"])
+def test_why_a_chain_that_no_cache_holds_is_not_computed_in_parts(target: str) -> None:
+    """It was measured; whether its layers are fused nodes or the runtime's."""
+    model = convolved(512)
+    (note,) = [note for note in explain(model, target=target).notes if "second-level cache" in note]
+    assert "(268 MB), between convolutions, is larger" in note
+    assert "none of 7 such chains that were measured gained (0.31 to 0.98 times as fast" in note
+    for name in ("node_p", "node_t"):
+        found = explain(model, name, target=target).node
+        assert found is not None
+        codes = [refusal.code for refusal in found.refusals]
+        # The runtime's convolution writes what a pointwise kernel makes the chain's value of.
+        assert ("locality" in codes) is (name == "node_t" or found.state == "fused")
+
+
+def test_nothing_is_said_of_values_that_a_cache_holds_or_that_end_a_chain() -> None:
+    model = convolved(128)
+    assert not [note for note in explain(model, target="H100").notes if "cache" in note]
+    last = explain(convolved(512), "node_y", target="H100").node
+    assert last is not None and "locality" not in [refusal.code for refusal in last.refusals]
+
+
+def test_what_was_measured_of_chains_is_what_is_said() -> None:
+    """The figures are those of the file: chains whose first value is larger than an H100's cache."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "2026-11-27-h100-locality.json").read_text())
+    gains = []
+    for each in found["chains"]:
+        chain, parts = each["chain"], [taken for taken in (each["images"], *each["strips"].values()) if taken]
+        if 2 * chain["batch"] * chain["height"] * chain["width"] * chain["channels"][1] > find_profile("H100").l2_bytes:
+            gains.append(round(each["whole"] / min(parts), 2))
+    assert (len(gains), min(gains), max(gains)) == (CHAINS, LEAST, MOST)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, make, only, random_inputs, refused, short_inputs, told
+from kernel_harness import Made, attempt, check, make, only, parse, random_inputs, refused, short_inputs, told
 
 from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.schedules.product_norms import ProductNorms
@@ -143,3 +143,10 @@ def test_time_counts_what_follows() -> None:
     assert made.kernel.pace is not None and made.kernel.pace.behind == 2 * 2 * 2 * 128 * 64 * 24
     assert ProductNorms().sharing(made.kernel) == ()
     assert made.kernel.plan.outputs[0].dtype != FLOAT
+
+
+def test_reductions_before_the_convolution_are_no_norm_of_it() -> None:
+    text = ("g (float16[2,8,16,16] x, float16[8] o, float16[8] u, float16[8,8,1,1] w) => (float16[2,8,16,16] y) "
+            "{ n = InstanceNormalization(x, o, u) y = Conv(n, w) }")
+    made = attempt(parse(text, 20))
+    assert not isinstance(made, Made) or made.kernel.schedule != "product_norms"

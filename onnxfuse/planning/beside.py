@@ -265,6 +265,18 @@ class Offer:
             refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)
             self.pool.refuse(least, self.stage, refusal, cost)
 
+    def most(self, regions: Sequence[Members]) -> None:
+        """Weigh regions of which each holds the next, as far as to the first that there is a kernel for."""
+        for members in regions:
+            region = self.pool.region(members, self.stage)
+            found = region if isinstance(region, Refusal) else self._costed(region)
+            if self._decided(members, region, found) is not Outcome.REFUSED:
+                break
+        if not self.taken:
+            refusal, cost = self.refused[members]
+            refusal = replace(refusal, node=refusal.node or ordered(members)[0].label, rule=self.stage)
+            self.pool.refuse(members, self.stage, refusal, cost)
+
     def folding(self, beside: Beside) -> None:
         """Weigh a product with what no other region holds and what can be folded into its weights, with as much behind
         as there is a kernel for, else bare."""

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import UNMEASURED
 from onnxfuse.planning.growing import grow_rest
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import Considered, Members, ordered
+from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
 
 MOST_ROUNDS = 3
@@ -69,7 +72,8 @@ def _leaves_some(space: SearchSpace) -> bool:
 
 def planned(spaces: Sequence[SearchSpace]) -> Plan:
     """The plan of what was chosen in each space."""
-    refusals = (refusal for space in spaces for refusal in (*space.refusals, *space.pool.refusals))
+    refusals = (refusal for space in spaces for refusal in (*space.refusals, *space.pool.refusals)
+                if not _is_held(space, refusal))
     return Plan(
         tuple(fusion for space in spaces for fusion in _fusions(space)),
         tuple(dict.fromkeys(refusals)),
@@ -78,6 +82,12 @@ def planned(spaces: Sequence[SearchSpace]) -> Plan:
         tuple(spaces),
         tuple(region for space in spaces for region in space.pool.with_products),
     )
+
+
+def _is_held(space: SearchSpace, refusal: Refusal) -> bool:
+    """Whether it says of a product that nobody measured it with what is around it, and a chosen region holds it."""
+    return refusal.code == UNMEASURED and refusal.rule == PRODUCTS and any(
+        node.label == refusal.node for each in space.chosen for node in each if space.pool.facts[node].contracts)
 
 
 def _fusions(space: SearchSpace) -> list[Region]:

@@ -351,6 +351,9 @@ class CostModel:
         pace, rate = made.pace, tile_rate(self.profile, rounds=made.rounds)
         if rate is None:
             return None
+        if pace.launches:
+            return pace.ends + sum(
+                kernel_time(each.bytes, 0, 0.0, self.profile, efficiency=each.share) for each in pace.launches)
         computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
         stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)

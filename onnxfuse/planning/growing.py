@@ -1,8 +1,9 @@
 """Candidates: groups that grew, and what may stand in their place, each weighed.
 
 Named groups and lone nodes grow into one another (``grow``), and each group is weighed with its parts (``weighing``).
-So are matches that lost their nodes to others, neighbours that names keep apart, and products, attentions and depthwise
-convolutions with what is around them (``products``, ``contractions``, ``depthwise``).
+So are matches that lost their nodes to others, neighbours that names keep apart, products, attentions and depthwise
+convolutions with what is around them (``products``, ``contractions``, ``depthwise``), and images that their means scale
+(``gated``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.contractions import offer_attentions
 from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
 from onnxfuse.planning.depthwise import offer_depthwise
+from onnxfuse.planning.gated import offer_gated
 from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.plan import Plan
@@ -24,7 +26,8 @@ from onnxfuse.rules import RuleSet
 
 def grown(plan: Plan, context: Context) -> Plan:
     """The plan, in whose spaces all candidates are weighed."""
-    offers = ((ATTENTION, offer_attentions), (DEPTHWISE, offer_depthwise), (PRODUCTS, offer_products))
+    offers = ((ATTENTION, offer_attentions), (DEPTHWISE, offer_depthwise), (PRODUCTS, offer_products),
+              (PRODUCTS, offer_gated))
     for space in plan.spaces:
         space.groups = _grown(space, space.growth)
         _offer_overlapping(space)

@@ -25,6 +25,7 @@ from onnxfuse.reporting.explanation import Explanation
 from onnxfuse.reporting.findings import Assumed
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.left import left_regions, own_matches
+from onnxfuse.reporting.locality import Locality
 from onnxfuse.reporting.reasons import Reasons, advice, product_words, told
 from onnxfuse.reporting.remaining import Places, Remains
 from onnxfuse.rewriting import read_fused, sizes_record
@@ -56,6 +57,8 @@ def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | N
         notes.append("The file is fused already: what follows is about the original in it, planned anew.")
     if optimised.profile.planning_only:
         notes.append(f"{optimised.profile.name} is for planning only: no kernels are made for it.")
+    if node is None and (large := explainer.locality.note()) is not None:
+        notes.append(large)
     gone = None if node is None else _removed(optimised, node)
     subject = None if node is None or gone is not None else explainer.subject(node, file)
     return Explanation(
@@ -74,6 +77,7 @@ class _Explainer:
         self.optimised = optimised
         self.graph, self.ledger = optimised.graph, optimised.ledger
         self.reasons = Reasons(optimised)
+        self.locality = Locality(optimised, self.reasons.inside)
         self.costs = optimised.costs
         self.places = Places(optimised)
         self.placed, self.home = self.places.placed, self.places.home
@@ -119,6 +123,7 @@ class _Explainer:
         if state == "alone":
             why = self.reasons.why(nodes[-1])
             refusals = [why, *(refusal for refusal in refusals if refusal.message != why.message)]
+        refusals = [*refusals, *filter(None, [self.locality.refusal(nodes)])]
         return NodeExplanation(
             subject,
             tuple(node.label for node in shown),

@@ -24,6 +24,7 @@ product_norms.py  convolutions of whose results a norm over windows is taken; no
                column_moments.py the text that tells mean and squares with them
 product_rows.py  products of whose results rows are reduced; product_rows_text.py its text, in_two.py what runs them as
                two kernels
+gated.py       images scaled by products of their means; gated_text.py the text of these
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
@@ -45,6 +46,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
+from onnxfuse.schedules.gated import Gated
 from onnxfuse.schedules.kernel import USER, Kernel, alone, named
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
@@ -66,7 +68,7 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Attention(), Product(), Scans(),
+        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Gated(), Attention(), Product(), Scans(),
         Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""

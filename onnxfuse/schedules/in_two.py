@@ -40,7 +40,42 @@ class ProductDivided(Schedule):
 
 
 @dataclass(frozen=True)
-class Divided:
+class InParts:
+    """A region of which parts have kernels of their own, with what is between them in memory."""
+
+    request: Request
+
+    @property
+    def program(self) -> Program:
+        """Of the whole region."""
+        return self.request.lowered.program
+
+    def bytes_of(self, tensor: Tensor) -> str:
+        """Of a tensor, as an expression."""
+        return expression(product(tensor.shape) * TYPES[tensor.dtype].size, self.request.lowered.binding.symbols)
+
+    def reads(self, tensor: Input, pointer: str) -> dict[str, str]:
+        """Names by which a kernel reads a tensor that lies elsewhere."""
+        elements = expression(product(tensor.shape), self.request.lowered.binding.symbols)
+        return {f"i{tensor.index}": pointer, f"i{tensor.index}.addr": _address(pointer), f"i{tensor.index}.n": elements}
+
+    def made(
+        self, schedules: Sequence[Schedule], program: Program, choice: Choice | None = None
+    ) -> Kernel | Refusal:
+        """A kernel of a part of the region, of the first of some schedules that has one; ``choice``: what it is to be,
+        where it can."""
+        request = replace(self.part(program), choice=choice)
+        found = next((made for each in schedules if (made := each.kernel(request)) is not None), None)
+        return refused("its rows have no kernel of their own") if found is None else found
+
+    def part(self, program: Program) -> Request:
+        """A request for it."""
+        lowered = replace(self.request.lowered, program=program)
+        return replace(self.request, lowered=lowered, choice=None, _found={})
+
+
+@dataclass(frozen=True)
+class Divided(InParts):
     """A region with one product, divided between its kernel and what follows.
 
     Attributes:
@@ -48,16 +83,10 @@ class Divided:
         late: places of the results that are computed of reductions; early: of others.
     """
 
-    request: Request
     whole: Tensor
     between: Tensor
     late: tuple[int, ...]
     early: tuple[int, ...]
-
-    @property
-    def program(self) -> Program:
-        """Of the whole region."""
-        return self.request.lowered.program
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -101,15 +130,6 @@ class Divided:
         """Bytes of it, where it is no result."""
         return () if self.pointer != "t0" else (self.bytes_of(self.between),)
 
-    def bytes_of(self, tensor: Tensor) -> str:
-        """Of a tensor, as an expression."""
-        return expression(product(tensor.shape) * TYPES[tensor.dtype].size, self.request.lowered.binding.symbols)
-
-    def reads(self, tensor: Input, pointer: str) -> dict[str, str]:
-        """Names by which a kernel reads a tensor that lies elsewhere."""
-        elements = expression(product(tensor.shape), self.request.lowered.binding.symbols)
-        return {f"i{tensor.index}": pointer, f"i{tensor.index}.addr": _address(pointer), f"i{tensor.index}.n": elements}
-
     def outputs_ahead(self) -> dict[str, str]:
         """Names by which the product's kernel writes its results."""
         return {"o0": self.pointer, "o0.addr": _address(self.pointer), **_outputs(dict(enumerate(self.others, 1)))}
@@ -117,20 +137,6 @@ class Divided:
     def outputs_behind(self) -> dict[str, str]:
         """The same of what follows."""
         return _outputs(dict(enumerate(self.late)))
-
-    def made(
-        self, schedules: Sequence[Schedule], program: Program, choice: Choice | None = None
-    ) -> Kernel | Refusal:
-        """A kernel of a part of the region, of the first of some schedules that has one; ``choice``: what it is to be,
-        where it can."""
-        request = replace(self.part(program), choice=choice)
-        found = next((made for each in schedules if (made := each.kernel(request)) is not None), None)
-        return refused("its rows have no kernel of their own") if found is None else found
-
-    def part(self, program: Program) -> Request:
-        """A request for it."""
-        lowered = replace(self.request.lowered, program=program)
-        return replace(self.request, lowered=lowered, choice=None, _found={})
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,14 @@ def in_two(parts: Divided, schedules: Sequence[Schedule]) -> InTwo | Refusal:
         tuple(variants), (*one.code.functions, *two.code.functions), (*one.code.entries, *two.code.entries),
         frozenset((*one.code.headers, *two.code.headers)), one.plan.maps, (*parts.scratch, *two.plan.scratch),
         len(two.plan.variants[0].launches), tuple(dict.fromkeys((*one.plan.checks, *two.plan.checks))))
+
+
+def within(kernel: Kernel, space: str) -> tuple[Source, tuple[Variant, ...]]:
+    """A kernel's text with its functions in a namespace, so that it may stand beside others, and its variants."""
+    assert isinstance(kernel.code, Source)
+    variants = (replace(each, steps=tuple(replace(step, kernel=f"{space}_{step.kernel}") for step in each.launches))
+                for each in kernel.plan.variants)
+    return kernel.code.within(space), tuple(variants)
 
 
 def above(program: Program, tensor: Tensor) -> list[Tensor]:

@@ -44,6 +44,14 @@ products and convolutions)."""
 
 
 @dataclass(frozen=True)
+class Launched:
+    """Bytes that a launch of several moves, and the share of the bandwidth at which it does."""
+
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
 class Pace:
     """What the busiest multiprocessor does of a kernel with products, at the sizes that it was made for.
 
@@ -54,6 +62,7 @@ class Pace:
             whether the next tile is multiplied while that is.
         whole: seconds of all that behind ``TILE_BEGINS``, where it follows from other things than arithmetic; ends:
             seconds that a tile takes beside to be stored; behind: bytes that further launches move.
+        launches: what each launch of a node moves, where none multiplies tiles; ``ends`` are seconds beside that.
     """
 
     tiles: int
@@ -66,6 +75,7 @@ class Pace:
     whole: float | None = None
     ends: float = 0.0
     behind: int = 0
+    launches: tuple[Launched, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,14 @@ from onnxfuse.schedules.headers import in_order
 from onnxfuse.schedules.in_two import (
     Divided,
     ProductDivided,
+    above,
     divided,
     in_two,
     joined,
     moved_scratch,
     reduces,
     renamed_variant,
+    within,
 )
 from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
@@ -85,7 +87,8 @@ def _found(request: Request) -> _Found | None:
     """The convolution of a region, divided from the norm behind it; None where there is not one of each."""
     program = request.lowered.program
     products = contractions(request.lowered)
-    if len(products) != 1 or sum(isinstance(each, Reduce) for each in program.tensors) != 2:
+    reductions = [each for each in program.tensors if isinstance(each, Reduce)]
+    if len(products) != 1 or len(reductions) != 2 or not set(reductions) <= set(above(program, products[0])):
         return None
     (contract,) = products
     if any(product(output.shape) != product(contract.shape) for output in program.outputs):
@@ -242,11 +245,8 @@ def _part(made: Kernel | Refusal, space: str) -> _Part | Refusal:
         return made
     if made.scattered:
         return refused("what follows its norm lies another way")
-    assert isinstance(made.code, Source)
-    variant = made.plan.variants[0]
-    code = made.code.keeping({step.kernel for step in variant.launches})
-    steps = tuple(replace(step, kernel=f"{space}_{step.kernel}") for step in variant.launches)
-    return _Part(replace(variant, steps=steps), code.within(space), made.plan.scratch)
+    source, (variant, *_) = within(made, space)
+    return _Part(variant, source.keeping({step.kernel for step in variant.launches}), made.plan.scratch)
 
 
 def _choice(shape: SpecialisedShape) -> Choice:

@@ -199,6 +199,18 @@ WHOLE = {
         { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) c = Conv(x, w)
           k = Transpose<perm = [0,2,3,1]>(c) q = Add(k, z) h = Transpose<perm = [0,3,1,2]>(q) r = Reshape(h, d)
           i = InstanceNormalization(r, o, u) j = Reshape(i, f) a = Relu(j) y = Transpose<perm = [0,2,3,1]>(a) }""",
+    "squeeze and excite": """g (T[3,480,9,7] x, T[20,480,1,1] w, T[20] b, T[480,20,1,1] v, T[480] e)
+        => (T[3,480,9,7] y)
+        { m = GlobalAveragePool(x) p = Conv(m, w, b) a = Relu(p) q = Conv(a, v, e) g = HardSigmoid(q)
+          y = Mul(x, g) }""",
+    "squeeze and excite, channels last": """g (T[2,13,11,336] t, T[84,336,1,1] w, T[84] b, T[336,84,1,1] v, T[336] e,
+        T[2,13,11,336] z) => (T[2,13,11,336] y)
+        { x = Transpose<perm = [0,3,1,2]>(t) m = GlobalAveragePool(x) p = Conv(m, w, b) s = Sigmoid(p) a = Mul(p, s)
+          q = Conv(a, v, e) g = Sigmoid(q) k = Mul(x, g) l = Transpose<perm = [0,2,3,1]>(k) y = Add(l, z) }""",
+    "squeeze and excite of float32, no vectors": """g (float[2,97,9,7] x, float[13,97] w, float[97,13] v)
+        => (float[2,97,9,7] y) <int64[4] f = {0,-1,1,1}>
+        { i = GlobalAveragePool(x) m = Flatten(i) p = Gemm<transB = 1>(m, w) a = Relu(p) q = Gemm<transB = 1>(a, v)
+          h = Sigmoid(q) g = Reshape(h, f) y = Mul(x, g) }""",
 }
 """Cases of which all is one region, as it is in larger models: alone their views would stay outside."""
 

@@ -1,0 +1,304 @@
+"""Images scaled by what their means make, as squeeze-and-excite does.
+
+    image ─┬─ mean of each channel ─ products by small weights, activations ─ gate ─┐
+           └─────────────────────────────────────────────────────────────── scale ─┴▶
+
+Few numbers go through the products, one for each image and channel, and a launch for each of them, or two where the
+activation is one, takes longer than they do.  Here one launch has all of them (``gated_text``): the blocks of a cluster
+have an image's columns of each product between them, and tell each other what they found.  Before it the kernel of a
+mean runs, behind it a pointwise one, those that regions of these alone have: three launches of one node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from itertools import product as product_of
+
+from onnxfuse.graph.dims import dim, product
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.substitution import substituted
+from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
+from onnxfuse.lowering.launch import LaunchPlan, Variant, expression
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.columns import Columns
+from onnxfuse.schedules.gated_text import GateShape, GateText, Stage, stage_of
+from onnxfuse.schedules.headers import in_order
+from onnxfuse.schedules.in_two import InParts, ProductDivided, above, joined, moved_scratch, renamed_variant, within
+from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.pieces import Pieces
+from onnxfuse.schedules.pointwise import Pointwise
+from onnxfuse.schedules.product import SHARED_EVERYWHERE
+from onnxfuse.schedules.product_parts import refused, side_guards
+from onnxfuse.schedules.recurrent import HAS_CLUSTERS
+from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.split import Split
+from onnxfuse.schedules.tiled import Tiled
+
+NAME = "gated"
+
+MOST_PRODUCTS = 3
+"""Of a chain between a mean and its gate."""
+
+_COLUMNS, _ROWS = Columns(), Rows()
+MEANS = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
+SCALES = (Pointwise(), Tiled())
+"""What runs the mean, and what scales the image."""
+
+BLOCKS, BLOCK_BYTES = (1, 2, 4, 8), 16 << 10
+"""Blocks of a cluster, the fewest of which each reads no more of the weights than so many bytes."""
+
+PHASE, CACHED = 1.0e-6, 3e12
+"""Seconds that a product of the chain waits for memory and for the other blocks, and bytes a second of the weights that
+all blocks read, which the second-level cache serves: reckoned, with room, and not measured."""
+
+
+class Gated(ProductDivided):
+    """Images that are scaled by what products make of their means."""
+
+    name = NAME
+    settings = "{blocks} blocks an image"
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """Three kernels, of which the first and the last read the image."""
+        found = _found(Request(lowered, sizes=sizes))
+        if found is None:
+            return None
+        again = set(_inputs(found.cuts[:1])) & set(_inputs(found.scaled.outputs))
+        sizes_again = (product(each.shape) * TYPES[each.dtype].size for each in again)
+        return Expected(3, sum(sizes_again, dim(0)).substitute(lowered.binding.names))
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region with a mean, products of it and what these scale."""
+        found = _found(request)
+        return None if found is None else _GatedWork(found).kernel()
+
+
+@dataclass(frozen=True)
+class _Chain(InParts):
+    """A region cut where few numbers are: ``cuts`` are what the first of its ``products`` reads, what each of the
+    others does, and the gate."""
+
+    products: tuple[Contract, ...]
+    cuts: tuple[Tensor, ...]
+
+    def stand_in(self, place: int) -> Input:
+        """What is between, as what follows reads it."""
+        cut = self.cuts[place]
+        return Input(cut.dtype, cut.shape, len(self.program.inputs))
+
+    def behind(self, place: int, roots: tuple[Tensor, ...]) -> Program:
+        """What is computed from one of the cuts."""
+        stand_in = self.stand_in(place)
+        return Program((*self.program.inputs, stand_in), substituted(roots, {self.cuts[place]: stand_in}),
+                       self.program.operators)
+
+    @property
+    def scaled(self) -> Program:
+        """What is computed from the gate."""
+        return self.behind(len(self.products), self.program.outputs)
+
+
+def _found(request: Request) -> _Chain | None:
+    """A chain of products from reductions to what is no sum any more; None where there is no such."""
+    program, products = request.lowered.program, tuple(contractions(request.lowered))
+    if not 0 < len(products) <= MOST_PRODUCTS or any(map(_reduces, above(program, products[0]))):
+        return None
+    cuts: list[Tensor | None] = [_cut((products[0],), _reduces)]
+    cuts += [_cut((each,), partial(operator.is_, last)) for last, each in pairwise(products)]
+    cuts.append(_cut(program.outputs, lambda tensor: isinstance(tensor, Contract)))
+    known = tuple(each for each in cuts if each is not None)
+    if len(known) < len(cuts):
+        return None
+    found = _Chain(request, products, known)
+    parts = [(place, (cut,)) for place, cut in enumerate(known[1:])] + [(len(products), program.outputs)]
+    behind = (each for place, roots in parts for each in found.behind(place, roots).tensors)
+    return None if any(map(_reduces, behind)) else found
+
+
+def _reduces(tensor: Tensor) -> bool:
+    return isinstance(tensor, Reduce)
+
+
+def _inputs(roots: tuple[Tensor, ...]) -> list[Input]:
+    """What tensors are computed from."""
+    return [each for each in postorder(roots) if isinstance(each, Input)]
+
+
+def _cut(roots: tuple[Tensor, ...], of: Callable[[Tensor], bool]) -> Tensor | None:
+    """The tensor by which alone the roots have anything of some others: of those with the fewest elements, and the
+    fewest bytes, the last."""
+
+    def cuts(tensor: Tensor) -> bool:
+        rest = substituted(roots, {tensor: Input(tensor.dtype, tensor.shape, 0)})
+        return any(map(of, postorder((tensor,)))) and not any(map(of, postorder(rest)))
+
+    found = [each for each in postorder(roots) if each not in roots and cuts(each)]
+    counts = [product(each.shape) for each in found]
+    least = next((count for count in counts if all(other.divide(count) is not None for other in counts)), None)
+    few = [each for each, count in zip(found, counts, strict=True) if count == least]
+    size = min((TYPES[each.dtype].size for each in few), default=0)
+    return next((each for each in reversed(few) if TYPES[each.dtype].size == size), None)
+
+
+class _GatedWork:
+    """The kernels of one region as they come."""
+
+    def __init__(self, chain: _Chain) -> None:
+        self.chain, self.request, self.lowered = chain, chain.request, chain.request.lowered
+        self.last = len(chain.products)
+
+    def kernel(self) -> Kernel | Refusal:
+        """All of them."""
+        chain, program = self.chain, self.lowered.program
+        mean = self._best(MEANS, Program(program.inputs, chain.cuts[:1], program.operators))
+        scale = self._best(SCALES, chain.scaled)
+        if isinstance(mean, Refusal):
+            return mean
+        if isinstance(scale, Refusal):
+            return scale
+        gate = self.gate()
+        if isinstance(gate, Refusal):
+            return gate
+        return self._together(mean, gate, scale)
+
+    def _best(self, schedules: Sequence[Schedule], program: Program) -> Kernel | Refusal:
+        """A kernel of a part that reads nothing far apart, if there is one, else the first."""
+        found: Kernel | Refusal | None = None
+        for schedule in schedules:
+            made = self.chain.made((schedule,), program)
+            if isinstance(made, Kernel) and not made.scattered:
+                return made
+            found = made if found is None or isinstance(found, Refusal) else found
+        assert found is not None
+        return found
+
+    def _together(self, mean: Kernel, gate: Kernel, scale: Kernel) -> Kernel:
+        """Their launches one behind the other, in a text of all three."""
+        chain, parts = self.chain, (mean, gate, scale)
+        scratch: list[str] = [chain.bytes_of(chain.cuts[0]), chain.bytes_of(chain.cuts[-1])]
+        texts, ways = [], []
+        for place, (kernel, space) in enumerate(zip(parts, ("of_mean", "of_gate", "of_scale"), strict=True)):
+            source, variants = within(kernel, space)
+            names = {**self._names(place), **moved_scratch(kernel.plan.scratch, len(scratch))}
+            scratch += kernel.plan.scratch
+            texts.append(source)
+            ways.append([renamed_variant(each, names) for each in variants])
+        # Sizes and addresses that one part has no vectors for leave the others theirs; the last of each runs anything.
+        together = [joined(*each) for each in product_of(*(each[:-1] or each for each in ways))]
+        together.append(joined(*(each[-1] for each in ways)))
+        checks = tuple(dict.fromkeys(check for each in parts for check in each.plan.checks))
+        plan: LaunchPlan = replace(scale.plan, checks=checks, variants=tuple(dict.fromkeys(together)),
+                                   scratch=tuple(scratch))
+        code = Source(
+            in_order({name for each in texts for name in each.headers}),
+            f"{self.request.rule}: {', '.join(self.lowered.program.operators)}",
+            tuple(function for each in texts for function in each.functions),
+            tuple(entry for each in texts for entry in each.entries))
+        inputs = range(len(self.lowered.program.inputs))
+        scattered = tuple(place for place in inputs if any(place in each.scattered for each in parts))
+        return Kernel(NAME, code, plan, scattered, heavy=True, pace=self._pace(mean))
+
+    def _names(self, place: int) -> dict[str, str]:
+        """New names of what a launch reads, or writes, of the mean and of the gate, which lie in scratch memory."""
+        read = {} if not place else self.chain.reads(
+            self.chain.stand_in(0 if place == 1 else self.last), f"t{place - 1}")
+        return read if place == 2 else {**read, "o0": f"t{place}", "o0.addr": "0"}
+
+    # ---- The products. ----
+
+    @cached_property
+    def stages(self) -> list[Stage] | Refusal:
+        """Each product with what follows it up to the next."""
+        found = []
+        for place in range(self.last):
+            request = self.chain.part(self.chain.behind(place, (self.chain.cuts[place + 1],)))
+            stage = stage_of(request, len(self.lowered.program.inputs), place + 1 == self.last)
+            if isinstance(stage, Refusal):
+                return stage
+            found.append(stage)
+        if any(stage.parts.rows != found[0].parts.rows for stage in found):
+            return refused("its products have different rows")
+        return found
+
+    def gate(self) -> Kernel | Refusal:
+        """The kernel of all products."""
+        stages = self.stages
+        if isinstance(stages, Refusal):
+            return stages
+        if self._shared(stages) > SHARED_EVERYWHERE:
+            return refused(f"an image's numbers before its products take {self._shared(stages)} bytes, and every block "
+                           f"has {SHARED_EVERYWHERE}")
+        lowered = self.chain.part(self.chain.behind(0, self.chain.cuts[-1:])).lowered
+        narrow = narrow_guards(lowered, rows=False)
+        vectors = tuple(dict.fromkeys(
+            guard for stage in stages if stage.side is not None for guard in side_guards(stage.parts, stage.side)))
+        shapes = [(GateShape(self._blocks), (*narrow, *vectors, HAS_CLUSTERS))] if self._blocks > 1 else []
+        shapes.append((GateShape(1), (*narrow, *vectors)))
+        made = [self._launch(lowered, stages, *each) for each in shapes if fits_narrow(lowered, rows=False)]
+        made.append(self._launch(lowered, stages, GateShape(1, wide=False, bits=64), ()))
+        functions, entries, variants = zip(*made, strict=True)
+        plans = [make_plan(lowered, self.request.rule, stage.parts.puller, variants) for stage in stages]
+        checks = tuple(dict.fromkeys(check for plan in plans for check in plan.checks))
+        headers = ("onnxfuse", "mma", "warpgroup", "tensor_copies", "cluster")
+        return Kernel(NAME, Source(headers, "", functions, entries), replace(plans[0], checks=checks))
+
+    def _launch(
+        self, lowered: Lowered, stages: list[Stage], shape: GateShape, guards: tuple[str, ...]
+    ) -> tuple[Function, Entry, Variant]:
+        """A launch of so many blocks for each image."""
+        signature, rows = Signature(lowered), expression(stages[0].parts.rows, lowered.binding.symbols)
+        body = GateText(stages, shape, signature.sizes, len(self.lowered.program.inputs)).text()
+        function = Function(f"of_{shape.name}", (), signature.parameters(body.sizes), body.text)
+        entry = function.entry(shape.name, (), shape.bits, shape.threads)
+        step = entry.step(f"{rows} {shape.blocks} *", shared=str(self._shared(stages)))
+        if shape.blocks > 1:
+            step = replace(step, cluster=(str(shape.blocks), "1", "1"))
+        words = f"{shape.blocks} block{'s' * (shape.blocks > 1)} an image"
+        return function, entry, Variant(f"{words}, {shape.bits}-bit", (step,), guards)
+
+    @staticmethod
+    def _shared(stages: Sequence[Stage]) -> int:
+        """Bytes of a block's shared memory: a row before each product."""
+        return 4 * sum(stage.room for stage in stages)
+
+    @property
+    def _weights(self) -> int:
+        """Bytes that an image's blocks read of the weights."""
+        stages = self.stages
+        assert not isinstance(stages, Refusal)
+        return sum(stage.depth * stage.columns * stage.parts.size for stage in stages)
+
+    @property
+    def _blocks(self) -> int:
+        """Of a cluster."""
+        return next((count for count in BLOCKS if self._weights <= count * BLOCK_BYTES), BLOCKS[-1])
+
+    # ---- What it takes. ----
+
+    def _pace(self, mean: Kernel) -> Pace | None:
+        """What its time follows from, where no size is left open."""
+        stages, chain = self.stages, self.chain
+        assert not isinstance(stages, Refusal)
+        images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes)
+        moved = [self._moved(roots) for roots in (chain.cuts[:1], chain.scaled.outputs)]
+        if images is None or None in moved:
+            return None
+        schedule = next(each for each in MEANS if each.name == mean.schedule)
+        more = len(mean.plan.variants[0].launches) - 1
+        launches = (Launched(moved[0] or 0, schedule.efficiency), *(more * (Launched(0, 1.0),)),
+                    Launched(self._weights, 1.0), Launched(moved[1] or 0, SCALES[0].efficiency))
+        waits = 1e-6 * schedule.waits_us + len(stages) * PHASE + images * self._weights / CACHED
+        return Pace(1, 1, 0, ends=waits, launches=launches)
+
+    def _moved(self, results: tuple[Tensor, ...]) -> int | None:
+        """Bytes of some results and of what they are computed from."""
+        counts = [(self.lowered.binding.at(product(each.shape), self.request.sizes), TYPES[each.dtype].size)
+                  for each in dict.fromkeys((*_inputs(results), *results))]
+        return None if any(count is None for count, _ in counts) else sum((count or 0) * size for count, size in counts)

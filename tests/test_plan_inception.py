@@ -1,0 +1,105 @@
+"""An inception block: branches of convolutions and a pooling of one image, whose results are put side by side."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from emulated import EmulatedRunner
+from kernel_harness import parse, with_constants
+
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.region import Region
+from onnxfuse.verifying import verify
+
+BRANCHES = (
+    "p = Conv(x, w1, b1) r = Relu(p) "
+    "q = Conv(x, w3r, b3r) s = Relu(q) t = Conv<pads = [1,1,1,1]>(s, w3, b3) u = Relu(t) "
+    "i = Conv(x, w5r, b5r) j = Relu(i) k = Conv<pads = [2,2,2,2]>(j, w5, b5) l = Relu(k) "
+    "m = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(x) n = Conv(m, wp, bp) o = Relu(n) "
+    "z = Concat<axis = 1>(r, u, l, o) ")
+"""1x1; 1x1, 3x3; 1x1, 5x5; pooling, 1x1; side by side: GoogLeNet's first."""
+
+WIDTH, RESULTS = 192, {"1": 64, "3r": 96, "3": 128, "5r": 16, "5": 32, "p": 32}
+"""Channels of the image, and of what each convolution gives."""
+
+
+def model_of(images: int, size: int, around: bool) -> onnx.ModelProto:
+    """The block between two convolutions, or by itself, in float16."""
+    generator = np.random.default_rng(7)
+    shapes: dict[str, tuple[int, ...]] = {"first": (WIDTH, 64, 3, 3), "fb": (WIDTH,), "last": (64, 256, 1, 1)} if around else {}
+    for name, count in RESULTS.items():
+        before = {"3": RESULTS["3r"], "5": RESULTS["5r"]}.get(name, WIDTH)
+        window = {"3": 3, "5": 5}.get(name, 1)
+        shapes |= {f"w{name}": (count, before, window, window), f"b{name}": (count,)}
+    arrays = {name: (generator.standard_normal(shape) / 16).astype(np.float16) for name, shape in shapes.items()}
+    read = "".join(f", float16[{','.join(map(str, array.shape))}] {name}" for name, array in arrays.items())
+    nodes, given, result = BRANCHES, f"float16[{images},{WIDTH},{size},{size}] x", f"float16[{images},256,{size},{size}] z"
+    if around:
+        nodes = f"g = Conv<pads = [1,1,1,1]>(v, first, fb) x = Relu(g) {BRANCHES} y = Conv(z, last)"
+        given, result = f"float16[{images},64,{size},{size}] v", f"float16[{images},64,{size},{size}] y"
+    return with_constants(parse(f"g ({given}{read}) => ({result}) {{ {nodes} }}", 20), arrays)
+
+
+def fuse(around: bool, images: int = 32, size: int = 28) -> Optimised:
+    return optimise(model_of(images, size, around), Options(target="H100", verify=False, database=False))
+
+
+def operators(region: Region) -> tuple[str, ...]:
+    return tuple(node.op for node in region.nodes if node.op not in ("Constant", "Transpose"))
+
+
+def launches(region: Region) -> int:
+    return len(region.kernel.plan.variants[0].steps)
+
+
+@pytest.fixture(scope="module")
+def between() -> Optimised:
+    return fuse(around=True)
+
+
+def test_a_launch_for_each_convolution_one_for_the_pooling_and_one_for_the_concat(between: Optimised) -> None:
+    """Biases and activations take none, nor does a layout: nothing but the first image and the last result is laid out
+    anew."""
+    found = Counter(map(operators, between.plan.fusions))
+    block = {("Conv", "Add", "Relu"): 7, ("MaxPool",): 1, ("Concat",): 1}
+    assert found == {**block, ("Conv",): 1}  # with the convolutions before and behind
+    assert all(launches(region) == 1 for region in between.plan.fusions)
+    left = [node.op_type for node in between.model.graph.node if node.domain != "onnxfuse"]
+    laid = {"v", *(f"w{name}" for name in ("3", "5")), "first"}  # an image, and weights, which a session lays out once
+    assert left == ["Transpose"] * len(laid)
+    inside = [region for region in between.plan.fusions if operators(region) != ("Conv",)]
+    assert all(value.shape is not None and value.shape[1] == 28 for region in inside for value in region.outputs)
+
+
+def test_the_concat_moves_each_number_once(between: Optimised) -> None:
+    """By vectors, at the rate of a copy: a tenth of what the block takes at most.  (Branches have nodes of their own, and
+    a node's results are tensors of their own: a branch cannot write its slice into another's.)"""
+    (concat,) = [region for region in between.plan.fusions if "Concat" in operators(region)]
+    moved = 2 * 2 * 32 * 28 * 28 * 256
+    assert between.costs.ledger.region(concat).bytes == moved
+    assert "width 8" in concat.kernel.plan.variants[0].name
+    whole = sum(between.costs.run_seconds(region) for region in between.plan.fusions)
+    assert between.costs.run_seconds(concat) < 0.1 * whole
+
+
+def test_by_itself_the_concat_adds_the_branches_biases() -> None:
+    """Where the block's image is the model's, and convolutions are left to the runtime: the kernel that puts results side
+    by side has the biases and activations of all branches, which cost none of their own."""
+    made = fuse(around=False)
+    (concat,) = [region for region in made.plan.fusions if "Concat" in operators(region)]
+    assert operators(concat) == ("Add", "Relu") * 4 + ("Concat",) and launches(concat) == 1
+    reduced = [region for region in made.plan.fusions if operators(region) == ("Add", "Relu") * 2]
+    assert [launches(region) for region in reduced] == [1], "both reductions' biases in one launch"
+
+
+def test_it_is_right() -> None:
+    """Every kernel of the block, on small images."""
+    made = optimise(model_of(1, 8, around=True), Options(target="H100", verify=False, database=False, least_gain=0.0))
+    found = verify(made, EmulatedRunner()).nodes
+    assert found and {node.verdict for node in found} == {"passed"}, found
