@@ -28,7 +28,7 @@ Array = NDArray[Any]
 OWN = "the schedule's own choice"
 RUNTIME = "runtime"
 
-PRODUCT = ("product", "gemm")
+PRODUCT = ("product", "gemm", "conv")
 """What names of kernels of products, and of routines of a library for them, begin with."""
 
 MANY = 1 << 20

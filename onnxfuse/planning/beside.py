@@ -27,6 +27,7 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.normed import normed_before
 from onnxfuse.planning.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -145,6 +146,11 @@ class Beside:
         behind = normed_behind if self.products[0].op == "Conv" else reduced_behind
         return behind(self.core, self.products[0], self.graph, self.facts)
 
+    def normed(self, members: Members) -> list[Members]:
+        """A region with the norm that gives its products' first operand, and what is computed between."""
+        operands = [operand for node in self.products for operand in multiplied(node)[:1]]
+        return normed_before(members, operands, self.graph, self.facts)
+
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
         multiplies scores by these, and copies what lies as it is computed."""
@@ -251,7 +257,7 @@ class Offer:
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         rows = next((each for each in beside.reduced() if self._weigh(each) is not Outcome.REFUSED), least)
         ways = (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
-                *beside.unscaled(), rows, least)
+                *beside.unscaled(), rows, *(beside.normed(whole) if self.context.measures else ()), least)
         for members in dict.fromkeys(ways):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import QUANTIZE
+from onnxfuse.operators.classes import QUANTIZE, multiplied
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import is_convex
+from onnxfuse.planning.normed import normed_before
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
@@ -68,6 +69,8 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
             around = [core, *(_behind(members, second, beside) for members, beside in begun)]
             # The next layer may read the integers.
             around += filter(None, (_quantised(members, second, each[-1]) for members, _ in begun))
+            if context.measures and each:
+                around += _normed(_behind(_before(core, each[0]), second, each[0]), graph, facts)
             _offer(list(dict.fromkeys(around)), pool, context)
 
 
@@ -142,6 +145,12 @@ def _before(core: Members, beside: _Beside, further: Members = frozenset()) -> M
         reading |= before
         waiting = ordered(reading) if before else ()
     return frozenset(members)
+
+
+def _normed(members: Members, graph: Graph, facts: Mapping[Node, Facts]) -> list[Members]:
+    """An attention with the norms of its queries and keys."""
+    operands = [value for node in members if facts[node].contracts for value in multiplied(node)]
+    return normed_before(members, operands, graph, facts)
 
 
 def _unrepeated(core: Members, each: Sequence[_Beside], pool: CandidatePool) -> Members:

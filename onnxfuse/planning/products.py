@@ -36,7 +36,8 @@ from onnxfuse.planning.library import (
     recurrent_seconds,
     uneven_seconds,
 )
-from onnxfuse.planning.weighing import CandidatePool, ordered
+from onnxfuse.planning.normed import normed_before
+from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.provider.removed import gives_back
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
@@ -113,6 +114,14 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
+        for members in _normed(group, pool) if measures else ():
+            Offer(pool, context, STAGE, trusted=False).together(alone, members)
+
+
+def _normed(group: list[Node], pool: CandidatePool) -> list[Members]:
+    """The norm that gives the operand that products have in common."""
+    before = normed_before(frozenset(group), group[0].inputs[:1], pool.maker.view, pool.facts)
+    return [members - frozenset(group) for members in before]
 
 
 def _offer_folded(products: list[Node], pool: CandidatePool, context: Context) -> None:

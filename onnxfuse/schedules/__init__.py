@@ -48,6 +48,7 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.gated import Gated
 from onnxfuse.schedules.kernel import USER, Kernel, alone, named
+from onnxfuse.schedules.normed import Normed
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.pooling import Pooling
@@ -68,8 +69,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Gated(), Attention(), Product(), Scans(),
-        Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
+        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Attention(), Product(),
+        Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

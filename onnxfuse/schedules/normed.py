@@ -1,0 +1,150 @@
+"""Products, and attentions, of operands that norms of their rows scale, as a LayerNormalization ahead of a projection,
+or norms of queries and keys.
+
+    rows ─┬─ mean, variance ─────────┐
+          └───────────────── less, times, weight, bias ─ product, or attention ─▶
+
+A kernel reads rows for what is known of each, a few numbers, and that of the product, or of the attention, scales what
+it loads: what is scaled is never in memory.  Both are those that other schedules have for regions of these alone, two
+launches of one node.  The second one's threads compute operands, which no warp then copies for them: how long that
+takes follows from no tiles, and such regions are taken where they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from onnxfuse.graph.dims import dim, product
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.substitution import substituted
+from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands, postorder
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention import Attention
+from onnxfuse.schedules.columns import Columns
+from onnxfuse.schedules.headers import in_order
+from onnxfuse.schedules.in_two import (
+    InParts,
+    ProductDivided,
+    above,
+    joined,
+    moved_scratch,
+    renamed_variant,
+    within,
+)
+from onnxfuse.schedules.kernel import Kernel, contractions
+from onnxfuse.schedules.pieces import Pieces
+from onnxfuse.schedules.product import Product
+from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.schedule import Expected, Request
+from onnxfuse.schedules.source import Source
+from onnxfuse.schedules.split import Split
+
+NAME = "normed"
+
+_COLUMNS, _ROWS = Columns(), Rows()
+NORMS = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
+MULTIPLIES = (Attention(), Product())
+"""What runs norms' reductions, and what multiplies."""
+
+
+class Normed(ProductDivided):
+    """Products of operands that norms of their rows scale."""
+
+    name = NAME
+    settings = "operands scaled as they are loaded"
+    products = Product.products
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """Two kernels, of which both read the rows."""
+        found = _found(Request(lowered, sizes=sizes))
+        if found is None:
+            return None
+        again = set(_inputs(found.known)) & set(_inputs(found.program.outputs))
+        sizes_again = (product(each.shape) * TYPES[each.dtype].size for each in again)
+        return Expected(2, sum(sizes_again, dim(0)).substitute(lowered.binding.names))
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region with reductions ahead of its products; None where another schedule may have one."""
+        found = _found(request)
+        return None if found is None else found.kernel()
+
+
+@dataclass(frozen=True)
+class _Normed(InParts):
+    """A region cut at what is ``known`` of rows, from which its products' operands are scaled."""
+
+    known: tuple[Tensor, ...]
+
+    @property
+    def stand_ins(self) -> tuple[Input, ...]:
+        """What is known, as the products' kernel reads it."""
+        first = len(self.program.inputs)
+        return tuple(Input(each.dtype, each.shape, first + place) for place, each in enumerate(self.known))
+
+    @property
+    def ahead(self) -> Program:
+        """The reductions."""
+        return Program(self.program.inputs, self.known, self.program.operators)
+
+    @property
+    def behind(self) -> Program:
+        """The rest."""
+        known = dict(zip(self.known, self.stand_ins, strict=True))
+        return Program((*self.program.inputs, *self.stand_ins), substituted(self.program.outputs, known),
+                       self.program.operators)
+
+    def kernel(self) -> Kernel | None:
+        """Both kernels' launches one behind the other."""
+        norms, multiplies = self.made(NORMS, self.ahead), self.made(MULTIPLIES, self.behind)
+        if isinstance(norms, Refusal) or isinstance(multiplies, Refusal) or multiplies.plan.maps:
+            return None
+        scratch = tuple(self.bytes_of(each) for each in self.known)
+        names = {f"o{place}": f"t{place}" for place in range(len(scratch))}
+        names |= {f"o{place}.addr": "0" for place in range(len(scratch))}
+        reads = {name: to for place, each in enumerate(self.stand_ins) for name, to in self.reads(
+            each, f"t{place}").items()}
+        (first, before), (second, after) = within(norms, "of_norm"), within(multiplies, "of_product")
+        names |= moved_scratch(norms.plan.scratch, len(scratch))
+        scratch += norms.plan.scratch
+        reads |= moved_scratch(multiplies.plan.scratch, len(scratch))
+        scratch += multiplies.plan.scratch
+        earlier, later = ([renamed_variant(each, renamed) for each in variants] for variants, renamed in (
+            (before, names), (after, reads)))
+        variants = (*(joined(earlier[0], each) for each in later), joined(earlier[-1], later[-1]))
+        checks = tuple(dict.fromkeys((*norms.plan.checks, *multiplies.plan.checks)))
+        plan = replace(multiplies.plan, checks=checks, variants=tuple(dict.fromkeys(variants)), scratch=scratch)
+        comment = f"{self.request.rule}: {', '.join(self.program.operators)}"
+        code = Source(in_order({*first.headers, *second.headers}), comment, (*first.functions, *second.functions),
+                      (*first.entries, *second.entries))
+        inputs = range(len(self.program.inputs))
+        scattered = tuple(place for place in inputs if place in norms.scattered or place in multiplies.scattered)
+        return Kernel(NAME, code, plan, scattered, heavy=True, rounds=multiplies.rounds)
+
+
+def _found(request: Request) -> _Normed | None:
+    """Reductions that are of no product and that products' operands are computed from; None where there are none."""
+    program = request.lowered.program
+    products = contractions(request.lowered)
+    later = {each for contract in products for each in above(program, contract)}
+    ahead = {each for each in program.tensors if isinstance(each, Reduce) and each not in later}
+    if not products or not ahead or not all(any(isinstance(each, Contract) for each in postorder((output,)))
+                                            for output in program.outputs):
+        return None
+    known: dict[Tensor, None] = {}
+    seen: set[Tensor] = set()
+    waiting = list(program.outputs)
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in ahead:
+            known[tensor] = None
+        elif tensor not in seen:
+            seen.add(tensor)
+            waiting += operands(tensor)
+    return _Normed(request, tuple(each for each in program.tensors if each in known))
+
+
+def _inputs(roots: tuple[Tensor, ...]) -> list[Input]:
+    """What tensors are computed from."""
+    return [each for each in postorder(roots) if isinstance(each, Input)]
