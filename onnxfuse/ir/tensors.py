@@ -171,6 +171,19 @@ class Concat(Tensor):
 
 
 @dataclass(frozen=True, eq=False)
+class Part(Tensor):
+    """The operand as a part of a tensor, along ``axis`` from ``start`` on; the rest is somebody else's to write, and
+    nobody reads it."""
+
+    operand: Tensor
+    axis: int
+    start: Dim
+
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis), self.operand.rank == self.rank)
+
+
+@dataclass(frozen=True, eq=False)
 class Take(Tensor):
     """Along ``axis`` the coordinate is ``indices`` at this place (negative ones count from the end), the other
     axes read the operand at the same place.  ``indices`` has the shape of the result."""
@@ -405,7 +418,7 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tuple(getattr(tensor, name) for name in tensor.reads)
         case Window() if tensor.outside is not None:
             return (tensor.operand, tensor.outside)
-        case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window() | Pool():
+        case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Part() | Window() | Pool():
             return (tensor.operand,)
     return ()
 

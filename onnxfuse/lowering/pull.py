@@ -29,6 +29,7 @@ from onnxfuse.ir.tensors import (
     Iota,
     Map,
     Number,
+    Part,
     Permute,
     Pool,
     Reduce,
@@ -216,6 +217,9 @@ class Puller:
                 return self.element(tensor.operand, moved, conditions)
             case Concat():
                 return self._concat(tensor, at, conditions)
+            case Part():
+                moved = tuple(each - tensor.start if axis == tensor.axis else each for axis, each in enumerate(at))
+                return self.element(tensor.operand, moved, conditions)
             case Take():
                 return self._take(tensor, at, conditions)
             case Window():

@@ -42,7 +42,7 @@ from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Kernel, Schedule, running
-from onnxfuse.schedules.kernel import TILE_BEGINS, TILE_ENDS
+from onnxfuse.schedules.kernel import TILE_BEGINS, TILE_ENDS, Pace
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
@@ -354,17 +354,23 @@ class CostModel:
         if pace.launches:
             return pace.ends + sum(
                 kernel_time(each.bytes, 0, 0.0, self.profile, efficiency=each.share) for each in pace.launches)
-        computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
-        stage = max(computed, STAGE_WAITS, pace.waits)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         more += pace.behind / (TILES_COPY * self.profile.bandwidth)
-        tiles = pace.tiles * (pace.stages * stage + TILE_ENDS + pace.ends) if pace.whole is None else pace.whole
+        if pace.parts:
+            return len(pace.parts) * TILE_BEGINS + max(sum(self._tiled(each, rate) for each in pace.parts), copies)
+        tiles = self._tiled(pace, rate)
         if pace.results is not None:
             behind = self._behind(region, counted) / (1e12 * pace.results)
             tiles = max(tiles, behind) if pace.meanwhile else tiles + behind
             more += self._read_beside(region, made) / (BESIDE_COPY * self.profile.bandwidth)
         return TILE_BEGINS + max(tiles, copies) + more
+
+    def _tiled(self, pace: Pace, rate: float) -> float:
+        """Seconds in which the busiest multiprocessor goes through its tiles."""
+        computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
+        stage = max(computed, STAGE_WAITS, pace.waits)
+        return pace.tiles * (pace.stages * stage + TILE_ENDS + pace.ends) if pace.whole is None else pace.whole
 
     def _behind(self, region: Region, counted: KernelTraffic) -> int:
         """Arithmetic of what follows a region's products."""

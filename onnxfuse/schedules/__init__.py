@@ -25,6 +25,8 @@ product_norms.py  convolutions of whose results a norm over windows is taken; no
 product_rows.py  products of whose results rows are reduced; product_rows_text.py its text, in_two.py what runs them as
                two kernels
 gated.py       images scaled by products of their means; gated_text.py the text of these
+normed.py      products and attentions of operands that norms of their rows scale, as two kernels
+sliced.py      products that write parts of one result
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
@@ -59,6 +61,7 @@ from onnxfuse.schedules.recurrent import Recurrent
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.scans import Scans
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
+from onnxfuse.schedules.sliced import Sliced
 from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.stencil import Stencil
 from onnxfuse.schedules.stencil_last import StencilLast
@@ -69,8 +72,9 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Attention(), Product(),
-        Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
+        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Sliced(), Normed(), Gated(), Attention(),
+        Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(),
+        Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

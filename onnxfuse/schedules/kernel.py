@@ -63,6 +63,7 @@ class Pace:
         whole: seconds of all that behind ``TILE_BEGINS``, where it follows from other things than arithmetic; ends:
             seconds that a tile takes beside to be stored; behind: bytes that further launches move.
         launches: what each launch of a node moves, where none multiplies tiles; ``ends`` are seconds beside that.
+        parts: of a node with several such kernels, those of each.
     """
 
     tiles: int
@@ -76,6 +77,7 @@ class Pace:
     ends: float = 0.0
     behind: int = 0
     launches: tuple[Launched, ...] = ()
+    parts: tuple[Pace, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Scan, Slice, Tensor, operands
+from onnxfuse.ir.tensors import Map, Part, Permute, Program, Reduce, Reshape, Scan, Slice, Tensor, operands
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.pull import Condition
 
@@ -94,6 +94,9 @@ def _up(tensor: Tensor, user: Tensor, place: Place, space: IndexSpace, in_part: 
         case Reduce():
             return replace(place, at=tuple(
                 dim(0) if axis in user.axes else coordinate for axis, coordinate in enumerate(place.at)))
+        case Part() if in_part:
+            return replace(place, at=tuple(
+                each + user.start if axis == user.axis else each for axis, each in enumerate(place.at)))
         case Slice() if in_part and all(step == 1 for step in user.steps):
             return _sliced(tensor, user, place, space)
     return None
