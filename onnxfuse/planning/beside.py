@@ -27,7 +27,7 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.normed import normed_before
+from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -257,7 +257,7 @@ class Offer:
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         rows = next((each for each in beside.reduced() if self._weigh(each) is not Outcome.REFUSED), least)
         ways = (whole, beside.before(whole), *beside.rounded(), *beside.branching(), *beside.untransposed(),
-                *beside.unscaled(), rows, *(beside.normed(whole) if self.context.measures else ()), least)
+                *beside.unscaled(), rows, *(beside.normed(whole) if scales_operands(self.context) else ()), least)
         for members in dict.fromkeys(ways):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)

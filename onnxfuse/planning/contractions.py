@@ -25,7 +25,7 @@ from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import is_convex
-from onnxfuse.planning.normed import normed_before
+from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
@@ -69,7 +69,7 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
             around = [core, *(_behind(members, second, beside) for members, beside in begun)]
             # The next layer may read the integers.
             around += filter(None, (_quantised(members, second, each[-1]) for members, _ in begun))
-            if context.measures and each:
+            if each and scales_operands(context):
                 around += _normed(_behind(_before(core, each[0]), second, each[0]), graph, facts)
             _offer(list(dict.fromkeys(around)), pool, context)
 

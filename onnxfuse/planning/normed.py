@@ -2,7 +2,9 @@
 loads.
 
 Such regions are offered beside those of the products by themselves, and taken where they were measured faster: the
-norm's own kernel takes as long as it did, but for what it writes, and the product's has to compute its operand.
+norm's own kernel takes as long as it did, but for what it writes, and the product's has to compute its operand.  Where
+a warp copies operands both took twice as long so as the norm and the product apart (benchmarks/results, parts), and
+nothing is offered.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.weighing import Members, ordered
 
 MOST_AHEAD = 16
 """Nodes ahead of products at most."""
 
+COPIES_FROM = 90
+"""GPUs from this compute capability on have a warp copy operands."""
+
 _COMPUTES = frozenset({OperatorClass.VIEW, OperatorClass.POINTWISE, OperatorClass.BROADCAST, OperatorClass.REDUCTION})
+
+
+def scales_operands(context: Context) -> bool:
+    """Whether such regions are offered."""
+    return context.measures and context.costs.profile.sm < COPIES_FROM
 
 
 def normed_before(

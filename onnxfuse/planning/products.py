@@ -36,7 +36,7 @@ from onnxfuse.planning.library import (
     recurrent_seconds,
     uneven_seconds,
 )
-from onnxfuse.planning.normed import normed_before
+from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.provider.removed import gives_back
 from onnxfuse.region import Region
@@ -114,7 +114,7 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
-        for members in _normed(group, pool) if measures else ():
+        for members in _normed(group, pool) if scales_operands(context) else ():
             Offer(pool, context, STAGE, trusted=False).together(alone, members)
 
 

@@ -166,12 +166,6 @@ CASES = {
         <int64[3] s = {0,6,-1}, int64[4] t = {0,24,97,91}>
         { f = Transpose<perm = [0,3,1,2]>(x) r = Reshape(f, s) i = InstanceNormalization(r, g, b) q = Reshape(i, t)
           m = Mul(q, w) y = Transpose<perm = [0,2,3,1]>(m) }""",
-    "a norm ahead of projections": """g (T[2,65,72] x, T[72] s, T[72] b, T[72,96] w, T[72,96] v, T[96] c)
-        => (T[2,65,96] q, T[2,65,96] k)
-        { n = LayerNormalization(x, s, b) p = MatMul(n, w) q = Add(p, c) k = MatMul(n, v) }""",
-    "norms of queries and keys": """g (T[1,2,65,64] q, T[1,2,70,64] k, T[1,2,70,64] v, T[64] s)
-        => (T[1,2,65,64] y) { a = LayerNormalization(q, s) t = Transpose<perm = [0,1,3,2]>(k) u = MatMul(a, t)
-          p = Softmax(u) y = MatMul(p, v) }""",
     "a linear resize": """g (T[2,19,17,24] x) => (T[2,41,30,24] y) <int64[4] s = {2,24,41,30}>
         { f = Transpose<perm = [0,3,1,2]>(x) i = Resize<mode = "linear">(f, , , s) r = Relu(i)
           y = Transpose<perm = [0,2,3,1]>(r) }""",
@@ -194,6 +188,12 @@ WHOLE = {
     "a depthwise convolution, dilated, channels last": """g (T[3,17,19,40] x, T[40,1,3,3] w) => (T[3,16,18,40] y)
         { i = Transpose<perm = [0,3,1,2]>(x) r = Relu(i) c = Conv<group = 40, pads = [1,2,2,1], dilations = [2,2]>(r, w)
           y = Transpose<perm = [0,2,3,1]>(c) }""",
+    "a norm ahead of projections": """g (T[2,65,72] x, T[72] s, T[72] b, T[72,96] w, T[72,96] v, T[96] c)
+        => (T[2,65,96] q, T[2,65,96] k)
+        { n = LayerNormalization(x, s, b) p = MatMul(n, w) q = Add(p, c) k = MatMul(n, v) }""",
+    "norms of queries and keys": """g (T[1,2,65,64] q, T[1,2,70,64] k, T[1,2,70,64] v, T[64] s)
+        => (T[1,2,65,64] y) { a = LayerNormalization(q, s) t = Transpose<perm = [0,1,3,2]>(k) u = MatMul(a, t)
+          p = Softmax(u) y = MatMul(p, v) }""",
     "branches side by side": """g (T[2,19,17,64] x, T[24,1,1,64] w, T[24] b, T[40,3,3,64] v, T[40] c)
         => (T[2,19,17,64] y) { i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w)
           l = Transpose<perm = [0,3,1,2]>(v) p = Conv(i, k, b) r = Relu(p) q = Conv<pads = [1,1,1,1]>(i, l, c)
