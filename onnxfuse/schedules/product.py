@@ -226,9 +226,11 @@ class ProductWork:
         self._add(replace(self.blocks.least, bits=64), ())
 
     def _with_library(self, generated: Sequence[ProductShape]) -> list[ProductShape | LibraryShape]:
-        """What may be measured: the library's own choice first, its further algorithms last."""
-        own, *others = (None,) if self.library is None else self.library.shapes
-        return list(generated) if own is None else [own, *generated, *others]
+        """What may be measured: a library's own choice first where it is mostly the quickest, what else it has last."""
+        if self.library is None:
+            return list(generated)
+        shapes, first = self.library.shapes, int(self.library.leads)
+        return [*shapes[:first], *generated, *shapes[first:]]
 
     def _known(self, offered: Mapping[Choice, ProductShape | LibraryShape]) -> (
             Mapping[Choice, ProductShape | LibraryShape]):

@@ -76,7 +76,7 @@ class Library:
     rights: tuple[_Matrix, ...]
     results: tuple[Result, ...]
 
-    title = "cuBLASLt"
+    title, leads = "cuBLASLt", True
 
     @property
     def shapes(self) -> tuple[LibraryShape, ...]:
