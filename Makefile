@@ -54,7 +54,8 @@ test-long: .venv-test/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --graphs 2000 --schema-graphs 10000 --seed $(SEED) \
 		--every 1 --slow tests/test_random_graphs.py tests/test_random_attentions.py \
 		tests/test_random_convolutions.py tests/test_random_products.py tests/test_random_reduced.py \
-		tests/test_random_norms.py tests/test_schema_graphs.py tests/test_standard_cases.py \
+		tests/test_random_norms.py tests/test_random_gated.py tests/test_random_parts.py tests/test_schema_graphs.py \
+		tests/test_standard_cases.py \
 		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py tests/test_native_build.py \
 		tests/test_large_models.py
 

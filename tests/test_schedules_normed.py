@@ -65,6 +65,15 @@ def test_no_rows_and_numbers_that_are_none() -> None:
     check(made, inputs, length=130, limit=3)
 
 
+def test_few_queries_of_many_keys() -> None:
+    """Keys are split, and what each part found lies in scratch memory behind what is known of rows."""
+    text = "g (T[1,2,5,32] q, T[1,2,600,32] k, T[1,2,600,32] v, T[32] s) => (T[1,2,5,32] y) { a = LayerNormalization(q, s) t = Transpose<perm = [0,1,3,2]>(k) u = MatMul(a, t) p = Softmax(u) y = MatMul(p, v) }"
+    made = make(text.replace("T[", "float16["))
+    assert made.kernel.schedule == "normed" and len(made.kernel.plan.scratch) == 3
+    assert len(made.kernel.plan.variants[0].steps) == 3
+    check(made, random_inputs(made, {}), length=600)
+
+
 def test_it_shares_no_launch() -> None:
     assert not sharing(made_of("layer norm, bias").kernel)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import stays
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.products import STAGE
@@ -55,8 +54,6 @@ def _branch(value: Value, pool: CandidatePool) -> set[Node]:
     if value.producer is not None and value.producer in facts and facts[value.producer].returns:
         taken.add(value.producer)
         last = next(iter(value.producer.reads()))
-        if not stays(last, taken):
-            return set()
     product = _product(last, pool)
     if product is None:
         return set()

@@ -1,0 +1,125 @@
+"""Random branches that write parts of one result, and random norms ahead of products: layouts, sizes and types, against
+float64, in every way that a kernel has.
+
+    python -m pytest tests/test_random_parts.py --seed 1 --graphs 300
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+from kernel_harness import Made, check, random_inputs, short_inputs
+from random_regions import made_regions
+
+QUICK = 6
+"""Regions of each kind that are tried where no more are asked for."""
+
+SIZES = (1, 3, 8, 16, 24, 33, 64, 72)
+"""Of channels, of columns and of what is summed over."""
+
+
+class Text:
+    """A graph as it comes, of elements of one type."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.kind = self.rng.choice(("float16", "float16", "bfloat16", "float"))
+        self.inputs: dict[str, str] = {}
+        self.lines: list[str] = []
+        self.result, self.shape, self.depth = "", "", 1
+
+    def say(self, op: str, *operands: str) -> str:
+        """One more node; the name of its result."""
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"{name} = {op}({', '.join(operands)})")
+        return name
+
+    def read(self, *sizes: int) -> str:
+        """One more input."""
+        name = f"i{len(self.inputs)}"
+        self.inputs[name] = ",".join(map(str, sizes))
+        return name
+
+    def follow(self, value: str) -> str:
+        """With something behind it, or nothing."""
+        return self.say(self.rng.choice(("Relu", "Sigmoid", "Tanh")), value) if self.rng.random() < 0.5 else value
+
+    @property
+    def text(self) -> str:
+        inputs = ", ".join(f"{self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
+        return f"g ({inputs}) => ({self.kind}[{self.shape}] {self.result}) {{ {' '.join(self.lines)} }}"
+
+
+class Branches(Text):
+    """Convolutions of one image or of several, or products, side by side."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng, count = self.rng, self.rng.randint(2, 4)
+        widths = [rng.choice(SIZES) for _ in range(count)]
+        if rng.random() < 0.3:
+            rows = rng.choice((1, 5, 33, 70))
+            parts = [self.follow(self.say("MatMul", self.read(rows, depth), self.read(depth, width)))
+                     for width in widths for depth in [rng.choice(SIZES)]]
+            self.result, self.shape, self.depth = self.say("Concat<axis = 1>", *parts), f"{rows},{sum(widths)}", 72
+            return
+        images, side, last = rng.randint(1, 3), (rng.randint(3, 9), rng.randint(3, 9)), rng.random() < 0.6
+        shared = self.image(images, side, last) if rng.random() < 0.6 else None
+        parts = []
+        for width in widths:
+            image, channels = shared or self.image(images, side, last)
+            taps = rng.choice((1, 3))
+            weights = self.read(width, taps, taps, channels) if last else self.read(width, channels, taps, taps)
+            weights = self.say("Transpose<perm = [0,3,1,2]>", weights) if last else weights
+            more = [self.read(width)] if rng.random() < 0.5 else []
+            pads = f"Conv<pads = [{','.join([str(taps // 2)] * 4)}]>"
+            parts.append(self.follow(self.say(pads, image, weights, *more)))
+        joined = self.say("Concat<axis = 1>", *parts)
+        sizes = (images, *side, sum(widths)) if last else (images, sum(widths), *side)
+        self.result = self.say("Transpose<perm = [0,2,3,1]>", joined) if last else joined
+        self.shape, self.depth = ",".join(map(str, sizes)), 9 * 72
+
+    def image(self, images: int, side: tuple[int, int], last: bool) -> tuple[str, int]:
+        """One to convolve, and its channels."""
+        channels = self.rng.choice(SIZES)
+        if last:
+            return self.say("Transpose<perm = [0,3,1,2]>", self.read(images, *side, channels)), channels
+        return self.read(images, channels, *side), channels
+
+
+class Norms(Text):
+    """A norm of rows that one product or several read."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = self.rng
+        self.kind = rng.choice(("float16", "bfloat16"))
+        batch, rows, depth, width = rng.randint(1, 3), rng.choice((1, 5, 33)), rng.choice(SIZES[2:]), rng.choice(SIZES)
+        more = [self.read(depth)] if rng.random() < 0.5 else []
+        normed = self.follow(self.say("LayerNormalization", self.read(batch, rows, depth), self.read(depth), *more))
+        parts = [self.say("MatMul", normed, self.read(depth, width)) for _ in range(rng.randint(1, 2))]
+        value = self.follow(self.say("Add", *parts) if len(parts) > 1 else parts[0])
+        if rng.random() < 0.5:
+            value = self.say("Add", value, self.read(width))
+        self.result, self.shape, self.depth = value, f"{batch},{rows},{width}", depth
+
+
+def test_branches(seeds: Callable[[int], range]) -> None:
+    """All have a kernel, which writes all of the result."""
+    for seed, drawn, made in made_regions(seeds(QUICK), Branches, 20, (), 1):
+        assert made.kernel.schedule == "sliced", (seed, drawn.text)
+        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4)
+
+
+def test_norms(seeds: Callable[[int], range]) -> None:
+    """All have a kernel, which scales what it loads."""
+    for seed, drawn, made in made_regions(seeds(QUICK), Norms, 20, (), 1):
+        assert made.kernel.schedule == "normed", (seed, drawn.text)
+        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4)
+
+
+def inputs_of(drawn: Text, made: Made, seed: int) -> dict[str, np.ndarray]:
+    """Random ones, which no product rounds."""
+    return (short_inputs if drawn.kind == "float" else random_inputs)(made, {}, seed)
