@@ -80,16 +80,16 @@ def asked(texts: Sequence[str], seconds: float, folder: Path = ZOO) -> list[tupl
 @click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True,
               help="Where measurements are kept; packed where it ends in .xz.")
 @click.option("--force", is_flag=True, help="Measure again what the database holds.")
-@click.option("--tf32/--no-tf32", default=True, show_default=True, help="Round operands of float32 products, or not.")
+@click.option("--no-tf32", "exact", is_flag=True, help="Do not round operands of float32 products.")
 def main(rows: tuple[str, ...], networks: Path, integers: bool, seconds: float, database: Path, force: bool,
-         tf32: bool) -> None:
+         exact: bool) -> None:
     wanted = asked(rows, seconds, networks)
     where = measured_on()
     lines, failed = [], False
     for row, budget in wanted:
         with packed(database, keep=True) as path:  # what was measured before a crash is kept too
             try:
-                spent = apart(tune, replace(row, quantised=integers), budget, path, force, tf32)
+                spent = apart(tune, replace(row, quantised=integers), budget, path, force, not exact)
             except ApartError as error:
                 failed = True
                 click.echo(f"  {row.name}: {error}", err=True)

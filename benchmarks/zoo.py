@@ -408,7 +408,7 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
     rows, bars = [replace(row, quantised=integers) for row in choose(names, networks)], _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
-    disabled = _disabled(disable)
+    planning = {"disable": _disabled(disable), "provider_options": settings["provider_options"]}
     if quick:
         settings |= {"runs": 50, "laps": 5, "memory": False}
     outcomes = []
@@ -419,9 +419,8 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
         elif measure_seconds:
             os.environ[VARIABLE] = str(Path(folder) / "measured.sqlite")
         if measure_seconds:
-            _measure_each(rows, measure_seconds, disabled, settings["provider_options"])
-        made = prepare_all(rows, folder, target or where.gpu, jobs, partial(
-            prepare, disable=disabled, provider_options=settings["provider_options"]))
+            _measure_each(rows, measure_seconds, **planning)
+        made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, **planning))
         for row in rows:
             prepared = made[row.name]
             if isinstance(prepared, str):
@@ -438,7 +437,7 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
     what = "-".join([
         networks.name, *(word for word, given in flags.items() if given),
         *(pair.replace("=", "-").replace("_", "-") for pair in pairs), *(f"no-{id}" for id in disable)])
-    path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
+    path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": planning["disable"]}), text)
     click.echo(text)
     click.echo(f"written: {path} and .json", err=True)
     sys.exit(not met or any(outcome.error for outcome in outcomes))

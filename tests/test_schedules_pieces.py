@@ -31,7 +31,7 @@ def norm(kind: str, channels: int, groups: int, height: int, width: int, last: s
     ("float16", 33, 11, "_w1_"), ("bfloat16", 24, 6, "_w4_"), ("float", 24, 6, "_w4_"), ("double", 12, 6, "_w2_")])
 def test_pieces(kind: str, channels: int, groups: int, name: str) -> None:
     """Runs of 16, 8, 4, 10, 3, 4, 4 and 2 channels."""
-    for height, width in ((5, 7), (3, 1), (33, 31)):
+    for height, width in ((5, 7), (3, 1), (29, 27)):
         made = make(norm(kind, channels, groups, height, width), planned={"N": 3})
         assert made.kernel.schedule == "rows"
         if (height, width) == (5, 7):
@@ -46,7 +46,7 @@ def test_long_rows() -> None:
     made = make(norm("float16", 128, 2, 97, 131), planned={"N": 37})
     assert any("_w8_stream_32" in variant.name for variant in made.kernel.plan.variants)
     check(made, random_inputs(made, {"N": 1}, 0), length=97 * 131 * 64, orders=("forward", 7))
-    for channels, count, longest in ((32, 2, 45), (12, 3, 90)):
+    for channels, count, longest in ((32, 2, 45), (12, 3, 22)):
         for height, schedule in ((longest, "rows"), (longest + 10, "pieces")):
             made = make(norm("float16", channels, count, height, 90), planned={"N": 37})
             assert made.kernel.schedule == schedule

@@ -158,6 +158,10 @@ class Slice(Tensor):
     def __post_init__(self) -> None:
         self._require(self.rank == self.operand.rank == len(self.starts) == len(self.steps))
 
+    def within(self, at: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where in the operand a place of the result is."""
+        return tuple(start + each * step for start, each, step in zip(self.starts, at, self.steps, strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class Concat(Tensor):
@@ -181,6 +185,14 @@ class Part(Tensor):
 
     def __post_init__(self) -> None:
         self._require(self.has(self.axis), self.operand.rank == self.rank)
+
+    def within(self, at: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where in the operand a place of the whole is."""
+        return tuple(each - self.start if axis == self.axis else each for axis, each in enumerate(at))
+
+    def around(self, at: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where in the whole a place of the operand is."""
+        return tuple(each + self.start if axis == self.axis else each for axis, each in enumerate(at))
 
 
 @dataclass(frozen=True, eq=False)

@@ -211,15 +211,10 @@ class Puller:
                 return self.element(tensor.operand, tuple(places[axis] for axis in range(len(at))), conditions)
             case Expand():
                 return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
-            case Slice():
-                moved = tuple(start + coordinate * step
-                              for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True))
-                return self.element(tensor.operand, moved, conditions)
+            case Slice() | Part():
+                return self.element(tensor.operand, tensor.within(at), conditions)
             case Concat():
                 return self._concat(tensor, at, conditions)
-            case Part():
-                moved = tuple(each - tensor.start if axis == tensor.axis else each for axis, each in enumerate(at))
-                return self.element(tensor.operand, moved, conditions)
             case Take():
                 return self._take(tensor, at, conditions)
             case Window():

@@ -346,10 +346,8 @@ class CostModel:
 
     def _paced(self, region: Region, counted: KernelTraffic) -> float | None:
         made = region.made
-        if made is None or made.pace is None:
-            return None
-        pace, rate = made.pace, tile_rate(self.profile, rounds=made.rounds)
-        if rate is None:
+        rate = None if made is None else tile_rate(self.profile, rounds=made.rounds)
+        if made is None or (pace := made.pace) is None or rate is None:
             return None
         if pace.launches:
             return pace.ends + sum(

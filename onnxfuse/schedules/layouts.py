@@ -95,8 +95,7 @@ def _up(tensor: Tensor, user: Tensor, place: Place, space: IndexSpace, in_part: 
             return replace(place, at=tuple(
                 dim(0) if axis in user.axes else coordinate for axis, coordinate in enumerate(place.at)))
         case Part() if in_part:
-            return replace(place, at=tuple(
-                each + user.start if axis == user.axis else each for axis, each in enumerate(place.at)))
+            return replace(place, at=user.around(place.at))
         case Slice() if in_part and all(step == 1 for step in user.steps):
             return _sliced(tensor, user, place, space)
     return None
