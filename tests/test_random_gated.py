@@ -86,7 +86,8 @@ class Drawn:
 def test_regions(seeds: Callable[[int], range]) -> None:
     """All have a kernel, which is right."""
     for seed, drawn, made in made_regions(seeds(QUICK), Drawn, 20, ("product-structure",), 3):
-        assert made.kernel.schedule == "gated", (seed, drawn.text)
+        # Of a single pixel nothing is reduced, and the product scales its own operand.
+        assert made.kernel.schedule == "gated" or set(drawn.space) == {1}, (seed, drawn.text)
         inputs = random_inputs(made, {}, seed)
         for name, shape in drawn.inputs.items():
             if shape.count(",") and shape != drawn.shape:  # weights, so small that sums are no larger than their terms

@@ -117,7 +117,8 @@ def test_norms(seeds: Callable[[int], range]) -> None:
     """All have a kernel, which scales what it loads."""
     for seed, drawn, made in made_regions(seeds(QUICK), Norms, 20, (), 1):
         assert made.kernel.schedule == "normed", (seed, drawn.text)
-        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4)
+        # What is scaled is rounded once more than the product's own operands are.
+        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4, slack=2.0)
 
 
 def inputs_of(drawn: Text, made: Made, seed: int) -> dict[str, np.ndarray]:

@@ -22,13 +22,13 @@ from onnxfuse.graph.dims import dim, product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
-from onnxfuse.lowering.launch import LaunchPlan, Variant, expression
+from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.gated_text import GateShape, GateText, Stage, stage_of
-from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.in_two import InParts, ProductDivided, above, joined, moved_scratch, renamed_variant, within
+from onnxfuse.schedules.in_parts import InParts, Launches, joined
+from onnxfuse.schedules.in_two import ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
@@ -182,29 +182,14 @@ class _GatedWork:
 
     def _together(self, mean: Kernel, gate: Kernel, scale: Kernel) -> Kernel:
         """Their launches one behind the other, in a text of all three."""
-        chain, parts = self.chain, (mean, gate, scale)
-        scratch: list[str] = [chain.bytes_of(chain.cuts[0]), chain.bytes_of(chain.cuts[-1])]
-        texts, ways = [], []
-        for place, (kernel, space) in enumerate(zip(parts, ("of_mean", "of_gate", "of_scale"), strict=True)):
-            source, variants = within(kernel, space)
-            names = {**self._names(place), **moved_scratch(kernel.plan.scratch, len(scratch))}
-            scratch += kernel.plan.scratch
-            texts.append(source)
-            ways.append([renamed_variant(each, names) for each in variants])
+        chain = self.chain
+        parts = Launches(self.request, [chain.bytes_of(chain.cuts[0]), chain.bytes_of(chain.cuts[-1])])
+        for place, (kernel, space) in enumerate(((mean, "of_mean"), (gate, "of_gate"), (scale, "of_scale"))):
+            parts.add(kernel, space, self._names(place))
         # Sizes and addresses that one part has no vectors for leave the others theirs; the last of each runs anything.
-        together = [joined(*each) for each in product_of(*(each[:-1] or each for each in ways))]
-        together.append(joined(*(each[-1] for each in ways)))
-        checks = tuple(dict.fromkeys(check for each in parts for check in each.plan.checks))
-        plan: LaunchPlan = replace(scale.plan, checks=checks, variants=tuple(dict.fromkeys(together)),
-                                   scratch=tuple(scratch))
-        code = Source(
-            in_order({name for each in texts for name in each.headers}),
-            f"{self.request.rule}: {', '.join(self.lowered.program.operators)}",
-            tuple(function for each in texts for function in each.functions),
-            tuple(entry for each in texts for entry in each.entries))
-        inputs = range(len(self.lowered.program.inputs))
-        scattered = tuple(place for place in inputs if any(place in each.scattered for each in parts))
-        return Kernel(NAME, code, plan, scattered, heavy=True, pace=self._pace(mean))
+        together = [joined(*each) for each in product_of(*(each[:-1] or each for each in parts.ways))]
+        together.append(joined(*(each[-1] for each in parts.ways)))
+        return parts.kernel(NAME, together, pace=self._pace(mean))
 
     def _names(self, place: int) -> dict[str, str]:
         """New names of what a launch reads, or writes, of the mean and of the gate, which lie in scratch memory."""

@@ -6,20 +6,19 @@ What is between them is a result of the region where it has such a one, else in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, operands, postorder
-from onnxfuse.lowering.launch import Check, Variant, elsewhere, expression, renamed
+from onnxfuse.lowering.launch import Check, Variant
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.in_parts import InParts, address_of, joined, moved_scratch, renamed_variant
 from onnxfuse.schedules.kernel import Kernel
 from onnxfuse.schedules.product import OTHERWISE_ROUNDED, Product
-from onnxfuse.schedules.product_parts import refused
 from onnxfuse.schedules.schedule import Does, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Source
 
@@ -37,41 +36,6 @@ class ProductDivided(Schedule):
     def runs(self, does: Does) -> bool:
         """Nothing that is told by what nodes do: that would be an attention."""
         return False
-
-
-@dataclass(frozen=True)
-class InParts:
-    """A region of which parts have kernels of their own, with what is between them in memory."""
-
-    request: Request
-
-    @property
-    def program(self) -> Program:
-        """Of the whole region."""
-        return self.request.lowered.program
-
-    def bytes_of(self, tensor: Tensor) -> str:
-        """Of a tensor, as an expression."""
-        return expression(product(tensor.shape) * TYPES[tensor.dtype].size, self.request.lowered.binding.symbols)
-
-    def reads(self, tensor: Input, pointer: str) -> dict[str, str]:
-        """Names by which a kernel reads a tensor that lies elsewhere."""
-        elements = expression(product(tensor.shape), self.request.lowered.binding.symbols)
-        return {f"i{tensor.index}": pointer, f"i{tensor.index}.addr": _address(pointer), f"i{tensor.index}.n": elements}
-
-    def made(
-        self, schedules: Sequence[Schedule], program: Program, choice: Choice | None = None
-    ) -> Kernel | Refusal:
-        """A kernel of a part of the region, of the first of some schedules that has one; ``choice``: what it is to be,
-        where it can."""
-        request = replace(self.part(program), choice=choice)
-        found = next((made for each in schedules if (made := each.kernel(request)) is not None), None)
-        return refused("its rows have no kernel of their own") if found is None else found
-
-    def part(self, program: Program) -> Request:
-        """A request for it."""
-        lowered = replace(self.request.lowered, program=program)
-        return replace(self.request, lowered=lowered, choice=None, _found={})
 
 
 @dataclass(frozen=True)
@@ -132,7 +96,7 @@ class Divided(InParts):
 
     def outputs_ahead(self) -> dict[str, str]:
         """Names by which the product's kernel writes its results."""
-        return {"o0": self.pointer, "o0.addr": _address(self.pointer), **_outputs(dict(enumerate(self.others, 1)))}
+        return {"o0": self.pointer, "o0.addr": address_of(self.pointer), **_outputs(dict(enumerate(self.others, 1)))}
 
     def outputs_behind(self) -> dict[str, str]:
         """The same of what follows."""
@@ -201,14 +165,6 @@ def in_two(parts: Divided, schedules: Sequence[Schedule]) -> InTwo | Refusal:
         len(two.plan.variants[0].launches), tuple(dict.fromkeys((*one.plan.checks, *two.plan.checks))))
 
 
-def within(kernel: Kernel, space: str) -> tuple[Source, tuple[Variant, ...]]:
-    """A kernel's text with its functions in a namespace, so that it may stand beside others, and its variants."""
-    assert isinstance(kernel.code, Source)
-    variants = (replace(each, steps=tuple(replace(step, kernel=f"{space}_{step.kernel}") for step in each.launches))
-                for each in kernel.plan.variants)
-    return kernel.code.within(space), tuple(variants)
-
-
 def above(program: Program, tensor: Tensor) -> list[Tensor]:
     """What is computed from a tensor, and it itself, operands first."""
     found = {tensor: None}
@@ -241,28 +197,6 @@ def _last_of_fewest_bytes(tensors: Sequence[Tensor]) -> Tensor:
     return [each for each in tensors if TYPES[each.dtype].size == least][-1]
 
 
-def moved_scratch(scratch: Sequence[str], first: int) -> dict[str, str]:
-    """New names of a kernel's scratch memory, which is that from the ``first`` on."""
-    return {f"t{place}": f"t{first + place}" for place in range(len(scratch))}
-
-
-def _address(pointer: str) -> str:
-    """Modulo what vectors are aligned to: scratch memory is."""
-    return "0" if pointer.startswith("t") else f"{pointer}.addr"
-
-
 def _outputs(places: Mapping[int, int]) -> dict[str, str]:
     """New names of results and of their addresses, by the places that they have and are to have."""
     return {f"o{place}{part}": f"o{real}{part}" for place, real in places.items() for part in ("", ".addr")}
-
-
-def joined(*parts: Variant) -> Variant:
-    """Launches one behind the other, where all run."""
-    return Variant("; ".join(each.name for each in parts), tuple(step for each in parts for step in each.launches),
-                   tuple(dict.fromkeys(guard for each in parts for guard in each.guards)))
-
-
-def renamed_variant(variant: Variant, names: Mapping[str, str]) -> Variant:
-    """The same with what it reads and writes elsewhere."""
-    return Variant(variant.name, tuple(elsewhere(step, names) for step in variant.launches),
-                   tuple(renamed(guard, names) for guard in variant.guards))

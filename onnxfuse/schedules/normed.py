@@ -13,7 +13,7 @@ takes follows from no tiles, and such regions are taken where they were measured
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxfuse.graph.dims import dim, product
 from onnxfuse.ir.scalars import TYPES
@@ -23,22 +23,13 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
 from onnxfuse.schedules.columns import Columns
-from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.in_two import (
-    InParts,
-    ProductDivided,
-    above,
-    joined,
-    moved_scratch,
-    renamed_variant,
-    within,
-)
+from onnxfuse.schedules.in_parts import InParts, Launches, joined
+from onnxfuse.schedules.in_two import ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, contractions
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected, Request
-from onnxfuse.schedules.source import Source
 from onnxfuse.schedules.split import Split
 
 NAME = "normed"
@@ -100,27 +91,14 @@ class _Normed(InParts):
         norms, multiplies = self.made(NORMS, self.ahead), self.made(MULTIPLIES, self.behind)
         if isinstance(norms, Refusal) or isinstance(multiplies, Refusal) or multiplies.plan.maps:
             return None
-        scratch = tuple(self.bytes_of(each) for each in self.known)
-        names = {f"o{place}": f"t{place}" for place in range(len(scratch))}
-        names |= {f"o{place}.addr": "0" for place in range(len(scratch))}
-        reads = {name: to for place, each in enumerate(self.stand_ins) for name, to in self.reads(
-            each, f"t{place}").items()}
-        (first, before), (second, after) = within(norms, "of_norm"), within(multiplies, "of_product")
-        names |= moved_scratch(norms.plan.scratch, len(scratch))
-        scratch += norms.plan.scratch
-        reads |= moved_scratch(multiplies.plan.scratch, len(scratch))
-        scratch += multiplies.plan.scratch
-        earlier, later = ([renamed_variant(each, renamed) for each in variants] for variants, renamed in (
-            (before, names), (after, reads)))
-        variants = (*(joined(earlier[0], each) for each in later), joined(earlier[-1], later[-1]))
-        checks = tuple(dict.fromkeys((*norms.plan.checks, *multiplies.plan.checks)))
-        plan = replace(multiplies.plan, checks=checks, variants=tuple(dict.fromkeys(variants)), scratch=scratch)
-        comment = f"{self.request.rule}: {', '.join(self.program.operators)}"
-        code = Source(in_order({*first.headers, *second.headers}), comment, (*first.functions, *second.functions),
-                      (*first.entries, *second.entries))
-        inputs = range(len(self.program.inputs))
-        scattered = tuple(place for place in inputs if place in norms.scattered or place in multiplies.scattered)
-        return Kernel(NAME, code, plan, scattered, heavy=True, rounds=multiplies.rounds)
+        parts = Launches(self.request, [self.bytes_of(each) for each in self.known])
+        places = range(len(self.known))
+        parts.add(norms, "of_norm", {f"o{place}": f"t{place}" for place in places} | {
+            f"o{place}.addr": "0" for place in places})
+        parts.add(multiplies, "of_product", {name: to for place, each in enumerate(self.stand_ins)
+                                             for name, to in self.reads(each, f"t{place}").items()})
+        before, after = parts.ways
+        return parts.kernel(NAME, [*(joined(before[0], each) for each in after), joined(before[-1], after[-1])])
 
 
 def _found(request: Request) -> _Normed | None:

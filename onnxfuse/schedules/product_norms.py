@@ -27,18 +27,8 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.column_moments import MEANS, SQUARES
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.in_two import (
-    Divided,
-    ProductDivided,
-    above,
-    divided,
-    in_two,
-    joined,
-    moved_scratch,
-    reduces,
-    renamed_variant,
-    within,
-)
+from onnxfuse.schedules.in_parts import joined, moved_scratch, renamed_variant, within
+from onnxfuse.schedules.in_two import Divided, ProductDivided, above, divided, in_two, reduces
 from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
 from onnxfuse.schedules.pieces import Pieces

@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import dim
 from onnxfuse.ir.tensors import Concat, Contract, Part, Permute, Program, Reduce, Tensor, postorder
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.in_two import InParts, ProductDivided, joined, renamed_variant, within
+from onnxfuse.schedules.in_parts import InParts, Launches, joined
+from onnxfuse.schedules.in_two import ProductDivided
 from onnxfuse.schedules.kernel import Kernel, Pace, contractions
 from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.schedule import Expected, Request
-from onnxfuse.schedules.source import Source
 
 NAME = "sliced"
 
@@ -57,33 +55,16 @@ class _Sliced(InParts):
 
     def kernel(self) -> Kernel | Refusal:
         """All kernels' launches one behind the other."""
-        kernels = []
-        for part in self.parts:
+        parts, kernels = Launches(self.request, []), []
+        for place, part in enumerate(self.parts):
             made = self.made((Product(),), Program(self.program.inputs, (part,), self.program.operators))
             if isinstance(made, Refusal):
                 return made
             kernels.append(made)
-        maps: list[TensorMap] = []
-        texts, ways = [], []
-        for place, kernel in enumerate(kernels):
-            source, variants = within(kernel, f"of_part{place}")
-            names = {f"m{own}": f"m{len(maps) + own}" for own in range(len(kernel.plan.maps))}
-            maps += kernel.plan.maps
-            texts.append(source)
-            ways.append([renamed_variant(each, names) for each in variants])
-        steps = max(map(len, ways))
-        variants = tuple(joined(*(way[min(step, len(way) - 1)] for way in ways)) for step in range(steps))
-        variants = (*variants, joined(*(way[-1] for way in ways)))
-        checks = tuple(dict.fromkeys(check for each in kernels for check in each.plan.checks))
-        plan = replace(kernels[0].plan, checks=checks, variants=tuple(dict.fromkeys(variants)), maps=tuple(maps))
-        code = Source(
-            in_order({name for each in texts for name in each.headers}),
-            f"{self.request.rule}: {', '.join(self.program.operators)}",
-            tuple(function for each in texts for function in each.functions),
-            tuple(entry for each in texts for entry in each.entries))
-        scattered = tuple(sorted({place for each in kernels for place in each.scattered}))
-        return Kernel(NAME, code, plan, scattered, heavy=True, rounds=any(each.rounds for each in kernels),
-                      pace=_pace(kernels))
+            parts.add(made, f"of_part{place}", {})
+        steps = max(map(len, parts.ways))
+        variants = [joined(*(way[min(step, len(way) - 1)] for way in parts.ways)) for step in range(steps)]
+        return parts.kernel(NAME, variants, pace=_pace(kernels))
 
 
 def _pace(kernels: list[Kernel]) -> Pace | None:
