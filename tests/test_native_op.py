@@ -110,25 +110,11 @@ def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:
     assert done.stdout.count(" ok ") == 7
 
 
-def test_the_script_for_launches_rehearses(stand_in: Path) -> None:
-    script = NATIVE.parent / "gpu" / "check_launches.py"
+@pytest.mark.parametrize(("name", "count"), [
+    ("check_launches", 10), ("check_library_steps", 5), ("check_library_convolutions", 4)])
+def test_the_scripts_for_launches_and_libraries_rehearse(name: str, count: int, stand_in: Path) -> None:
+    script = NATIVE.parent / "gpu" / f"{name}.py"
     done = subprocess.run(
         [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 10
-
-
-def test_the_script_for_library_steps_rehearses(stand_in: Path) -> None:
-    script = NATIVE.parent / "gpu" / "check_library_steps.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 5
-
-
-def test_the_script_for_convolutions_by_a_library_rehearses(stand_in: Path) -> None:
-    script = NATIVE.parent / "gpu" / "check_library_convolutions.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 4
+    assert done.stdout.count(" ok ") == count

@@ -6,12 +6,11 @@ and behind, and types, against float64, in every way that a kernel has.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
 from kernel_harness import check, random_inputs
-from random_regions import made_regions
+from random_regions import Text, made_regions
 
 QUICK = 8
 """Regions that are tried where no more are asked for."""
@@ -20,42 +19,28 @@ SIZES = (1, 3, 7, 8, 20, 33, 64, 97, 128, 240)
 """Of channels, and of what they are squeezed to."""
 
 
-class Drawn:
+class Drawn(Text):
     """One random region: its text."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.kind = rng.choice(("float16", "float16", "bfloat16", "float"))
+        super().__init__(seed)
+        rng = self.rng
         self.images, self.axes = rng.randint(1, 4), rng.choice((1, 2, 2, 3))
         self.space = [rng.randint(1, 9) for _ in range(self.axes)]
         self.last, self.linear = rng.random() < 0.5, rng.random() < 0.4
         self.widths = [rng.choice(SIZES)]
         self.widths += [*(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 1, 1, 2)))), self.widths[0]]
-        self.inputs: dict[str, str] = {}
-        self.lines: list[str] = []
-        self.count = 0
         sizes = (self.images, *self.space, self.widths[0]) if self.last else (self.images, self.widths[0], *self.space)
         self.shape = ",".join(map(str, sizes))
-        image = self.read(self.shape)
+        image = self.read(*sizes)
         first = self.moved(image, (0, self.axes + 1, *range(1, self.axes + 1))) if self.last else image
         scaled = self.say("Mul", *rng.sample([first, self.gate(first)], 2))
-        self.result = self.moved(scaled, (0, *range(2, self.axes + 2), 1)) if self.last else scaled
+        result = self.moved(scaled, (0, *range(2, self.axes + 2), 1)) if self.last else scaled
         if rng.random() < 0.4:
-            self.result = self.say("Add", self.result, self.read(self.shape))
+            result = self.say("Add", result, self.read(*sizes))
         if rng.random() < 0.4:
-            self.result = self.say("Relu", self.result)
-
-    def say(self, op: str, *operands: str) -> str:
-        """One more node; the name of its result."""
-        self.count += 1
-        self.lines.append(f"t{self.count} = {op}({', '.join(operands)})")
-        return f"t{self.count}"
-
-    def read(self, shape: str) -> str:
-        """One more input."""
-        name = f"i{len(self.inputs)}"
-        self.inputs[name] = shape
-        return name
+            result = self.say("Relu", result)
+        self.results.append(result)
 
     def moved(self, value: str, order: tuple[int, ...]) -> str:
         """Its axes in another order."""
@@ -63,24 +48,19 @@ class Drawn:
 
     def gate(self, image: str) -> str:
         """What scales an image."""
-        value, ones = self.say("GlobalAveragePool", image), ",1" * self.axes
+        value, ones = self.say("GlobalAveragePool", image), () if self.linear else (1,) * self.axes
         if self.linear:
             value = self.say("Flatten", value)
         for before, behind in zip(self.widths[:-1], self.widths[1:], strict=True):
-            weights = self.read(f"{behind},{before}" + ("" if self.linear else ones))
-            more = [self.read(str(behind))] if self.rng.random() < 0.5 else []
+            weights = self.read(behind, before, *ones)
+            more = [self.read(behind)] if self.rng.random() < 0.5 else []
             value = self.say("Gemm<transB = 1>" if self.linear else "Conv", value, weights, *more)
             for _ in range(self.rng.randint(0, 2)):
                 value = self.say(self.rng.choice(("Relu", "Sigmoid", "HardSigmoid", "Tanh")), value)
         if not self.linear:
             return value
-        self.lines.append(f"f = Constant<value = int64[{self.axes + 2}] {{0,-1{ones}}}>()")
+        self.lines.append(f"f = Constant<value = int64[{self.axes + 2}] {{0,-1{',1' * self.axes}}}>()")
         return self.say("Reshape", value, "f")
-
-    @property
-    def text(self) -> str:
-        inputs = ", ".join(f"{self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
-        return f"g ({inputs}) => ({self.kind}[{self.shape}] {self.result}) {{ {' '.join(self.lines)} }}"
 
 
 def test_regions(seeds: Callable[[int], range]) -> None:

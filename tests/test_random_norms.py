@@ -8,13 +8,12 @@ computed before and behind the norm, results and types, against float64, in the 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 from kernel_harness import Made, check, only, random_inputs, short_inputs, told
-from random_regions import made_regions
+from random_regions import Text, made_regions
 
 QUICK = 4
 """Regions that are tried where no more are asked for."""
@@ -26,12 +25,12 @@ MOST_WITHOUT = 4
 """Of so many regions in a row one has a kernel at least: what tiles do not divide has none."""
 
 
-class Drawn:
+class Drawn(Text):
     """One random region: its text, as images with channels last."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.kind = rng.choice(("float16", "float16", "bfloat16", "float"))
+        super().__init__(seed)
+        rng = self.rng
         self.space, self.images = rng.choice(SPACES), rng.choice((1, 2))
         self.each = rng.choice((4, 5, 6, 8, 12, 16, 24))
         while self.each * prod(self.space) <= 32_768:  # shorter rows are read once
@@ -40,10 +39,8 @@ class Drawn:
         self.channels = self.each * self.groups
         while self.channels * (2 if self.kind != "float" else 4) % 16:  # what is stored by vectors
             self.groups, self.channels = self.groups + 1, self.channels + self.each
-        self.inputs: dict[str, str] = {}
-        self.lines: list[str] = []
-        self.results: list[str] = []
-        self.count = 0
+        self.sizes = (self.images, *self.space, self.channels)
+        self.shape = ",".join(map(str, self.sizes))
         value = self.convolution()
         if rng.random() < 0.5:
             value = self.residual(value)
@@ -52,27 +49,10 @@ class Drawn:
             value = self.say(rng.choice(("Relu", "Sigmoid", "Tanh")), value)
         self.results.append(self.last(value))
 
-    def say(self, op: str, *operands: str) -> str:
-        """One more node; the name of its result."""
-        self.count += 1
-        self.lines.append(f"t{self.count} = {op}({', '.join(operands)})")
-        return f"t{self.count}"
-
-    def read(self, shape: str) -> str:
-        """One more input."""
-        name = f"i{len(self.inputs)}"
-        self.inputs[name] = shape
-        return name
-
     @property
     def axes(self) -> int:
         """Of space."""
         return len(self.space)
-
-    @property
-    def shape(self) -> str:
-        """Of results."""
-        return ",".join(map(str, (self.images, *self.space, self.channels)))
 
     def first(self, value: str) -> str:
         """Channels first."""
@@ -93,15 +73,15 @@ class Drawn:
         sizes = [(count - 1) * stride + tap - one - other for count, stride, tap, one, other in zip(
             self.space, strides, taps, before, behind, strict=True)]
         depth = self.rng.choice((32, 64)) if self.kind != "float" else 32
-        image = self.read(",".join(map(str, (self.images, *sizes, depth))))
-        weights = self.read(",".join(map(str, (self.channels, *taps, depth))))
-        more = [self.read(str(self.channels))] if self.rng.random() < 0.5 else []
+        image = self.read(self.images, *sizes, depth)
+        weights = self.read(self.channels, *taps, depth)
+        more = [self.read(self.channels)] if self.rng.random() < 0.5 else []
         options = f"pads = [{','.join(map(str, before + behind))}], strides = [{','.join(map(str, strides))}]"
         return self.say(f"Conv<{options}>", self.first(image), self.first(weights), *more)
 
     def residual(self, value: str) -> str:
         """A sum, which may be a result."""
-        found = self.say("Add", self.last(value), self.read(self.shape))
+        found = self.say("Add", self.last(value), self.read(*self.sizes))
         if self.rng.random() < 0.5:
             self.results.append(found)
         return self.first(found)
@@ -109,24 +89,18 @@ class Drawn:
     def norm(self, value: str) -> str:
         """Of groups, as an operator or as an instance norm of reshaped groups, with weights of channels or none."""
         if self.rng.random() < 0.3:
-            scale, bias = self.read(str(self.groups)), self.read(str(self.groups))
+            scale, bias = self.read(self.groups), self.read(self.groups)
             return self.say(f"GroupNormalization<num_groups = {self.groups}>", value, scale, bias)
-        self.lines.append(f"d{self.count} = Constant<value = int64[3] {{0,{self.groups},-1}}>()")
-        flat = self.say("Reshape", value, f"d{self.count}")
-        found = self.say("InstanceNormalization", flat, self.read(str(self.groups)), self.read(str(self.groups)))
+        groups = self.say(f"Constant<value = int64[3] {{0,{self.groups},-1}}>")
+        flat = self.say("Reshape", value, groups)
+        found = self.say("InstanceNormalization", flat, self.read(self.groups), self.read(self.groups))
         sizes = ",".join(map(str, (-1, self.channels, *self.space)))
-        self.lines.append(f"e{self.count} = Constant<value = int64[{self.axes + 2}] {{{sizes}}}>()")
-        found = self.say("Reshape", found, f"e{self.count}")
+        channels = self.say(f"Constant<value = int64[{self.axes + 2}] {{{sizes}}}>")
+        found = self.say("Reshape", found, channels)
         for op in ("Mul", "Add"):
             if self.rng.random() < 0.6:
-                found = self.say(op, found, self.read(",".join([str(self.channels), *["1"] * self.axes])))
+                found = self.say(op, found, self.read(self.channels, *[1] * self.axes))
         return found
-
-    @property
-    def text(self) -> str:
-        inputs = ", ".join(f"{self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
-        results = ", ".join(f"{self.kind}[{self.shape}] {name}" for name in self.results)
-        return f"g ({inputs}) => ({results}) {{ {' '.join(self.lines)} }}"
 
 
 def ways(made: Made, drawn: Drawn) -> list[Made]:

@@ -6,12 +6,11 @@ float64, in every way that a kernel has.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
 from kernel_harness import Made, check, random_inputs, short_inputs
-from random_regions import made_regions
+from random_regions import Text, made_regions
 
 QUICK = 6
 """Regions of each kind that are tried where no more are asked for."""
@@ -20,39 +19,17 @@ SIZES = (1, 3, 8, 16, 24, 33, 64, 72)
 """Of channels, of columns and of what is summed over."""
 
 
-class Text:
-    """A graph as it comes, of elements of one type."""
+class Part(Text):
+    """A graph with something behind its products, or nothing; ``depth``: how many numbers are summed up at most."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.kind = self.rng.choice(("float16", "float16", "bfloat16", "float"))
-        self.inputs: dict[str, str] = {}
-        self.lines: list[str] = []
-        self.result, self.shape, self.depth = "", "", 1
-
-    def say(self, op: str, *operands: str) -> str:
-        """One more node; the name of its result."""
-        name = f"t{len(self.lines)}"
-        self.lines.append(f"{name} = {op}({', '.join(operands)})")
-        return name
-
-    def read(self, *sizes: int) -> str:
-        """One more input."""
-        name = f"i{len(self.inputs)}"
-        self.inputs[name] = ",".join(map(str, sizes))
-        return name
+    depth = 1
 
     def follow(self, value: str) -> str:
         """With something behind it, or nothing."""
         return self.say(self.rng.choice(("Relu", "Sigmoid", "Tanh")), value) if self.rng.random() < 0.5 else value
 
-    @property
-    def text(self) -> str:
-        inputs = ", ".join(f"{self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
-        return f"g ({inputs}) => ({self.kind}[{self.shape}] {self.result}) {{ {' '.join(self.lines)} }}"
 
-
-class Branches(Text):
+class Branches(Part):
     """Convolutions of one image or of several, or products, side by side."""
 
     def __init__(self, seed: int) -> None:
@@ -63,7 +40,8 @@ class Branches(Text):
             rows = rng.choice((1, 5, 33, 70))
             parts = [self.follow(self.say("MatMul", self.read(rows, depth), self.read(depth, width)))
                      for width in widths for depth in [rng.choice(SIZES)]]
-            self.result, self.shape, self.depth = self.say("Concat<axis = 1>", *parts), f"{rows},{sum(widths)}", 72
+            self.results.append(self.say("Concat<axis = 1>", *parts))
+            self.shape, self.depth = f"{rows},{sum(widths)}", 72
             return
         images, side, last = rng.randint(1, 3), (rng.randint(3, 9), rng.randint(3, 9)), rng.random() < 0.6
         shared = self.image(images, side, last) if rng.random() < 0.6 else None
@@ -78,7 +56,7 @@ class Branches(Text):
             parts.append(self.follow(self.say(pads, image, weights, *more)))
         joined = self.say("Concat<axis = 1>", *parts)
         sizes = (images, *side, sum(widths)) if last else (images, sum(widths), *side)
-        self.result = self.say("Transpose<perm = [0,2,3,1]>", joined) if last else joined
+        self.results.append(self.say("Transpose<perm = [0,2,3,1]>", joined) if last else joined)
         self.shape, self.depth = ",".join(map(str, sizes)), 9 * 72
 
     def image(self, images: int, side: tuple[int, int], last: bool) -> tuple[str, int]:
@@ -89,7 +67,7 @@ class Branches(Text):
         return self.read(images, channels, *side), channels
 
 
-class Norms(Text):
+class Norms(Part):
     """A norm of rows that one product or several read."""
 
     def __init__(self, seed: int) -> None:
@@ -103,7 +81,8 @@ class Norms(Text):
         value = self.follow(self.say("Add", *parts) if len(parts) > 1 else parts[0])
         if rng.random() < 0.5:
             value = self.say("Add", value, self.read(width))
-        self.result, self.shape, self.depth = value, f"{batch},{rows},{width}", depth
+        self.results.append(value)
+        self.shape, self.depth = f"{batch},{rows},{width}", depth
 
 
 def test_branches(seeds: Callable[[int], range]) -> None:
@@ -121,6 +100,6 @@ def test_norms(seeds: Callable[[int], range]) -> None:
         check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4, slack=2.0)
 
 
-def inputs_of(drawn: Text, made: Made, seed: int) -> dict[str, np.ndarray]:
+def inputs_of(drawn: Part, made: Made, seed: int) -> dict[str, np.ndarray]:
     """Random ones, which no product rounds."""
     return (short_inputs if drawn.kind == "float" else random_inputs)(made, {}, seed)

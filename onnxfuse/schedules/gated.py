@@ -18,27 +18,23 @@ from functools import cached_property, partial
 from itertools import pairwise
 from itertools import product as product_of
 
-from onnxfuse.graph.dims import dim, product
+from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.gated_text import GateShape, GateText, Stage, stage_of
-from onnxfuse.schedules.in_parts import InParts, Launches, joined
+from onnxfuse.schedules.in_parts import REDUCTIONS, InParts, Launches, inputs_of, joined
 from onnxfuse.schedules.in_two import ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
-from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.product import SHARED_EVERYWHERE
 from onnxfuse.schedules.product_parts import refused, side_guards
 from onnxfuse.schedules.recurrent import HAS_CLUSTERS
-from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.tiled import Tiled
 
 NAME = "gated"
@@ -46,10 +42,8 @@ NAME = "gated"
 MOST_PRODUCTS = 3
 """Of a chain between a mean and its gate."""
 
-_COLUMNS, _ROWS = Columns(), Rows()
-MEANS = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
 SCALES = (Pointwise(), Tiled())
-"""What runs the mean, and what scales the image."""
+"""What scales the image."""
 
 BLOCKS, BLOCK_BYTES = (1, 2, 4, 8), 16 << 10
 """Blocks of a cluster, the fewest of which each reads no more of the weights than so many bytes."""
@@ -69,11 +63,7 @@ class Gated(ProductDivided):
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Three kernels, of which the first and the last read the image."""
         found = _found(Request(lowered, sizes=sizes))
-        if found is None:
-            return None
-        again = set(_inputs(found.cuts[:1])) & set(_inputs(found.scaled.outputs))
-        sizes_again = (product(each.shape) * TYPES[each.dtype].size for each in again)
-        return Expected(3, sum(sizes_again, dim(0)).substitute(lowered.binding.names))
+        return None if found is None else Expected(3, found.read_again(found.cuts[:1], found.scaled.outputs))
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with a mean, products of it and what these scale."""
@@ -127,18 +117,15 @@ def _reduces(tensor: Tensor) -> bool:
     return isinstance(tensor, Reduce)
 
 
-def _inputs(roots: tuple[Tensor, ...]) -> list[Input]:
-    """What tensors are computed from."""
-    return [each for each in postorder(roots) if isinstance(each, Input)]
-
-
 def _cut(roots: tuple[Tensor, ...], of: Callable[[Tensor], bool]) -> Tensor | None:
     """The tensor by which alone the roots have anything of some others: of those with the fewest elements, and the
     fewest bytes, the last."""
 
     def cuts(tensor: Tensor) -> bool:
+        if not any(map(of, postorder((tensor,)))):
+            return False
         rest = substituted(roots, {tensor: Input(tensor.dtype, tensor.shape, 0)})
-        return any(map(of, postorder((tensor,)))) and not any(map(of, postorder(rest)))
+        return not any(map(of, postorder(rest)))
 
     found = [each for each in postorder(roots) if each not in roots and cuts(each)]
     counts = [product(each.shape) for each in found]
@@ -158,7 +145,7 @@ class _GatedWork:
     def kernel(self) -> Kernel | Refusal:
         """All of them."""
         chain, program = self.chain, self.lowered.program
-        mean = self._best(MEANS, Program(program.inputs, chain.cuts[:1], program.operators))
+        mean = self._best(REDUCTIONS, Program(program.inputs, chain.cuts[:1], program.operators))
         scale = self._best(SCALES, chain.scaled)
         if isinstance(mean, Refusal):
             return mean
@@ -276,7 +263,7 @@ class _GatedWork:
         moved = [self._moved(roots) for roots in (chain.cuts[:1], chain.scaled.outputs)]
         if images is None or None in moved:
             return None
-        schedule = next(each for each in MEANS if each.name == mean.schedule)
+        schedule = next(each for each in REDUCTIONS if each.name == mean.schedule)
         more = len(mean.plan.variants[0].launches) - 1
         launches = (Launched(moved[0] or 0, schedule.efficiency), *(more * (Launched(0, 1.0),)),
                     Launched(self._weights, 1.0), Launched(moved[1] or 0, SCALES[0].efficiency))
@@ -286,5 +273,5 @@ class _GatedWork:
     def _moved(self, results: tuple[Tensor, ...]) -> int | None:
         """Bytes of some results and of what they are computed from."""
         counts = [(self.lowered.binding.at(product(each.shape), self.request.sizes), TYPES[each.dtype].size)
-                  for each in dict.fromkeys((*_inputs(results), *results))]
+                  for each in dict.fromkeys((*inputs_of(results), *results))]
         return None if any(count is None for count, _ in counts) else sum((count or 0) * size for count, size in counts)

@@ -7,18 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxfuse.graph.dims import product
+from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Input, Program, Tensor
+from onnxfuse.ir.tensors import Input, Program, Tensor, postorder
 from onnxfuse.lowering.launch import Variant, elsewhere, expression, renamed
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.headers import in_order
 from onnxfuse.schedules.kernel import Kernel
+from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.product_parts import refused
+from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Request, Schedule
 from onnxfuse.schedules.source import Source
+from onnxfuse.schedules.split import Split
+
+_COLUMNS, _ROWS = Columns(), Rows()
+REDUCTIONS: tuple[Schedule, ...] = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
+"""What runs a part that reduces rows, in the order in which they are asked."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,12 @@ class InParts:
     def bytes_of(self, tensor: Tensor) -> str:
         """Of a tensor, as an expression."""
         return expression(product(tensor.shape) * TYPES[tensor.dtype].size, self.request.lowered.binding.symbols)
+
+    def read_again(self, one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Dim:
+        """Bytes of what two parts are both computed from, by what each results in."""
+        again = set(inputs_of(one)) & set(inputs_of(other))
+        counts = (product(each.shape) * TYPES[each.dtype].size for each in again)
+        return sum(counts, dim(0)).substitute(self.request.lowered.binding.names)
 
     def reads(self, tensor: Input, pointer: str) -> dict[str, str]:
         """Names by which a kernel reads a tensor that lies elsewhere."""
@@ -98,6 +112,11 @@ class Launches:
         scattered = tuple(place for place in inputs if any(place in each.scattered for each in self._kernels))
         rounds = any(each.rounds for each in self._kernels)
         return Kernel(name, code, plan, scattered, heavy=True, rounds=rounds, **more)
+
+
+def inputs_of(roots: tuple[Tensor, ...]) -> list[Input]:
+    """What tensors are computed from."""
+    return [each for each in postorder(roots) if isinstance(each, Input)]
 
 
 def within(kernel: Kernel, space: str) -> tuple[Source, tuple[Variant, ...]]:

@@ -15,29 +15,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import dim, product
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands, postorder
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
-from onnxfuse.schedules.columns import Columns
-from onnxfuse.schedules.in_parts import InParts, Launches, joined
+from onnxfuse.schedules.in_parts import REDUCTIONS, InParts, Launches, joined
 from onnxfuse.schedules.in_two import ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, contractions
-from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.product import Product
-from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected, Request
-from onnxfuse.schedules.split import Split
 
 NAME = "normed"
 
-_COLUMNS, _ROWS = Columns(), Rows()
-NORMS = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
 MULTIPLIES = (Attention(), Product())
-"""What runs norms' reductions, and what multiplies."""
+"""What multiplies."""
 
 
 class Normed(ProductDivided):
@@ -50,11 +42,7 @@ class Normed(ProductDivided):
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Two kernels, of which both read the rows."""
         found = _found(Request(lowered, sizes=sizes))
-        if found is None:
-            return None
-        again = set(_inputs(found.known)) & set(_inputs(found.program.outputs))
-        sizes_again = (product(each.shape) * TYPES[each.dtype].size for each in again)
-        return Expected(2, sum(sizes_again, dim(0)).substitute(lowered.binding.names))
+        return None if found is None else Expected(2, found.read_again(found.known, found.program.outputs))
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with reductions ahead of its products; None where another schedule may have one."""
@@ -88,7 +76,7 @@ class _Normed(InParts):
 
     def kernel(self) -> Kernel | None:
         """Both kernels' launches one behind the other."""
-        norms, multiplies = self.made(NORMS, self.ahead), self.made(MULTIPLIES, self.behind)
+        norms, multiplies = self.made(REDUCTIONS, self.ahead), self.made(MULTIPLIES, self.behind)
         if isinstance(norms, Refusal) or isinstance(multiplies, Refusal) or multiplies.plan.maps:
             return None
         parts = Launches(self.request, [self.bytes_of(each) for each in self.known])
@@ -121,8 +109,3 @@ def _found(request: Request) -> _Normed | None:
             seen.add(tensor)
             waiting += operands(tensor)
     return _Normed(request, tuple(each for each in program.tensors if each in known))
-
-
-def _inputs(roots: tuple[Tensor, ...]) -> list[Input]:
-    """What tensors are computed from."""
-    return [each for each in postorder(roots) if isinstance(each, Input)]

@@ -146,9 +146,9 @@ class ProductWork:
         found = [None if parts.exact else mapped(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = all_mapped(parts, found, planned)
         self.lanes, self.stored = result_lanes(parts, planned)
-        self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
-        self.patch = patch_of(contractions(self.lowered), parts, planned) if floats and not parts.exact else None
         products = contractions(self.lowered)
+        self.boxed = None if self.mapped else boxed_of(products, parts, found[1])
+        self.patch = patch_of(products, parts, planned) if floats and not parts.exact else None
         self.library = (library_of(parts) or product_cudnn.convolution_of(products, parts)) if floats else None
         self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
         self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None

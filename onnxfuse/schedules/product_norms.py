@@ -25,13 +25,11 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.column_moments import MEANS, SQUARES
-from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.in_parts import joined, moved_scratch, renamed_variant, within
+from onnxfuse.schedules.in_parts import REDUCTIONS, joined, moved_scratch, renamed_variant, within
 from onnxfuse.schedules.in_two import Divided, ProductDivided, above, divided, in_two, reduces
 from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
-from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import THREADS, Pointwise
 from onnxfuse.schedules.product import MULTIPLYING, ProductWork
 from onnxfuse.schedules.product_blocks import MOST_TILES, filled
@@ -40,16 +38,10 @@ from onnxfuse.schedules.product_epilogue import PAIR
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused
 from onnxfuse.schedules.product_shape import SpecialisedShape
 from onnxfuse.schedules.product_windows import Windows, windows_of
-from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Parameter, Source
-from onnxfuse.schedules.split import Split
 
 NAME = "product_norms"
-
-_COLUMNS, _ROWS = Columns(), Rows()
-NORMS = (Pieces(_ROWS), Split(_COLUMNS, _ROWS), _COLUMNS, _ROWS)
-"""What runs the norm by itself."""
 
 VECTORS = 4
 """That each thread of what follows the norm has on their way (H200: of 67 MB 48.5 microseconds, with one 52.7)."""
@@ -60,6 +52,7 @@ class ProductNorms(ProductDivided):
 
     name = NAME
     settings = "tiles of {rows} x {columns}, {stages} stages, tiles at a time {turns}"
+
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Three kernels."""
         return None if _found(Request(lowered, sizes=sizes)) is None else Expected(3)
@@ -109,7 +102,7 @@ class _NormsWork:
         """All of it."""
         if not self.offered or not fits_narrow(self.lowered, rows=False):
             return refused("no tiles hold windows of one image each, and all of them whole")
-        two = in_two(self.region, NORMS)
+        two = in_two(self.region, REDUCTIONS)
         if isinstance(two, Refusal):
             return two
         if two.steps < 2:
@@ -182,7 +175,7 @@ class _NormsWork:
         means, squares = (Input(FLOAT, (self.windows.images, dim(parts), self.parts.columns), len(inputs) + place)
                           for place in range(2))
         known = self.groups.divided(region.results, means)
-        together = _part(region.made(NORMS, Program(
+        together = _part(region.made(REDUCTIONS, Program(
             (*inputs, means, squares), known.outputs(means, squares, shape.windows),
             self.lowered.program.operators)), "of_all")
         ends = known.inputs(len(inputs) + 1)

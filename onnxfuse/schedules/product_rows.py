@@ -93,6 +93,7 @@ class ProductRows(ProductDivided):
 
     name = "product_rows"
     settings = "tiles of {rows} x {columns}, {stages} stages, {blocks} blocks a row"
+
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel."""
         return Expected() if _found(lowered) else None

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402
 from launch_convolutions import Along, Convolved  # noqa: E402
-from runtime_sessions import DEVICE, REHEARSAL, begin, expect, session  # noqa: E402
+from runtime_sessions import DEVICE, REHEARSAL, begin, expect, failed, session  # noqa: E402
 
 from onnxfuse.emulator.convolving import Axis, convolved  # noqa: E402
 from onnxfuse.lowering.routines import CONVOLUTION_ACTIVATIONS, TF32  # noqa: E402
@@ -181,18 +179,6 @@ def captured() -> str:
 CHECKS: list[Callable[[], str]] = [epilogues, ranks, numbers, captured]
 
 
-def run(check: Callable[[], str]) -> bool:
-    """Run a check and print its line; whether it failed."""
-    start = time.monotonic()
-    try:
-        verdict, text = "ok", check()
-    except Exception as error:
-        verdict, text = "FAILED", f"{type(error).__name__}: {str(error)[:2000]}"
-        traceback.print_exc()
-    print(f"{check.__name__:22} {verdict:7} {time.monotonic() - start:6.1f} s  {text}", flush=True)
-    return verdict != "ok"
-
-
 def main() -> int:
     """Run the checks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -201,7 +187,7 @@ def main() -> int:
     parser.add_argument("--rehearse", metavar="FOLDER", type=Path, help="where the stand-ins are, built")
     arguments = parser.parse_args()
     begin(arguments.rehearse)
-    return 1 if sum(run(check) for check in CHECKS if check.__name__ in arguments.only) else 0
+    return 1 if sum(failed(check) for check in CHECKS if check.__name__ in arguments.only) else 0
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +34,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
-from runtime_sessions import DEVICE, REHEARSAL, begin, expect, session  # noqa: E402
+from runtime_sessions import DEVICE, REHEARSAL, begin, expect, failed, session  # noqa: E402
 
 from onnxfuse.lowering.routines import ACTIVATIONS, TF32  # noqa: E402
 from onnxfuse.schedules.product_library import RANKS, WORKSPACE  # noqa: E402
@@ -353,18 +351,6 @@ def times_of(cases: Sequence[Timed]) -> None:
 CHECKS: list[Callable[[], str]] = [epilogues, algorithms, numbers, captured, model]
 
 
-def run(check: Callable[[], str], name: str) -> bool:
-    """Run a check and print its line; whether it failed."""
-    start = time.monotonic()
-    try:
-        verdict, text = "ok", check()
-    except Exception as error:
-        verdict, text = "FAILED", f"{type(error).__name__}: {str(error)[:2000]}"
-        traceback.print_exc()
-    print(f"{name:22} {verdict:7} {time.monotonic() - start:6.1f} s  {text}", flush=True)
-    return verdict != "ok"
-
-
 def main() -> int:
     """Run the checks, print the table, then the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -375,7 +361,7 @@ def main() -> int:
     parser.add_argument("--rehearse", metavar="FOLDER", type=Path, help="where the stand-ins are, built")
     arguments = parser.parse_args()
     begin(arguments.rehearse)
-    failed = sum(run(check, check.__name__) for check in CHECKS if check.__name__ in arguments.only)
+    faults = sum(failed(check) for check in CHECKS if check.__name__ in arguments.only)
     if "times" in arguments.only and not REHEARSAL:
         wanted_cases = tuple(each for each in arguments.cases.split(",") if each)
         cases = [replace(case, kind=kind) for kind in arguments.types.split(",") for case in CASES
@@ -385,8 +371,8 @@ def main() -> int:
             times_of(cases)
             return f"{len(cases)} cases timed"
 
-        failed += run(times, "times")
-    return 1 if failed else 0
+        faults += failed(times, "times")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

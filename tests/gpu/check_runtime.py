@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from runtime_sessions import (  # noqa: E402
     Bound,
     child,
     expect,
+    failed,
     plus,
     provider,
     session,
@@ -437,20 +437,10 @@ def main() -> int:
     SECONDS = arguments.seconds
     os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
     print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)
-    failed = []
-    for check in CHECKS:
-        if arguments.only and check.__name__ not in arguments.only:
-            continue
-        start = time.monotonic()
-        try:
-            verdict, text = "ok", check()
-        except Exception as error:
-            verdict, text = "FAILED", f"{type(error).__name__}: {error}"
-            failed.append(check.__name__)
-            traceback.print_exc()
-        print(f"{check.__name__:20} {verdict:7} {time.monotonic() - start:6.1f} s  {text}", flush=True)
-    print(json.dumps({"failed": failed, "images": runtime.statistics()["images"]}))
-    return 1 if failed else 0
+    wanted = [check for check in CHECKS if not arguments.only or check.__name__ in arguments.only]
+    faults = [check.__name__ for check in wanted if failed(check)]
+    print(json.dumps({"failed": faults, "images": runtime.statistics()["images"]}))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,18 @@ def expect(condition: bool, *seen: object) -> None:
     """An assertion that stays in optimised Python and shows what was seen."""
     if not condition:
         raise AssertionError(" ".join(map(str, seen)))
+
+
+def failed(check: Callable[[], str], name: str = "") -> bool:
+    """Run a check and print its line; whether it failed."""
+    start = time.monotonic()
+    try:
+        verdict, text = "ok", check()
+    except Exception as error:
+        verdict, text = "FAILED", f"{type(error).__name__}: {str(error)[:2000]}"
+        traceback.print_exc()
+    print(f"{name or check.__name__:22} {verdict:7} {time.monotonic() - start:6.1f} s  {text}", flush=True)
+    return verdict != "ok"
 
 
 def with_images(fused: make.Fused) -> make.Fused:
