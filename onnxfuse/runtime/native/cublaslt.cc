@@ -152,8 +152,9 @@ class Gemm : public PreparedCall {
  public:
   Gemm(Device& device, size_t type, const Sizes& sizes, bool biased, bool added)
       : driver_(device.driver), library_(Library::get()), handle_(handle_of(device)), sizes_(sizes),
-        biased_(biased), added_(added), operands_(3u + biased + added), description_(library_.destroy_description), a_(library_.destroy_layout),
-        b_(library_.destroy_layout), c_(library_.destroy_layout) {
+        running_("run the product " + sizes_.text()), biased_(biased), added_(added), operands_(3u + biased + added),
+        description_(library_.destroy_description), a_(library_.destroy_layout), b_(library_.destroy_layout),
+        c_(library_.destroy_layout) {
     const std::string what = "describe the product " + sizes_.text();
     library_.check(library_.create_description(description_.out(), kComputed[type], kFloat32), what);
     // The library's matrices are column-major, and a row-major matrix is the transpose of one: what it computes is
@@ -213,7 +214,7 @@ class Gemm : public PreparedCall {
         library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, added_ ? &one : &zero, addend, c_,
                           result, c_, &chosen_.algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
                           operands.stream),
-        "run the product " + sizes_.text());
+        running_);
   }
 
  private:
@@ -268,6 +269,7 @@ class Gemm : public PreparedCall {
   const Library& library_;
   const Handle handle_;
   const Sizes sizes_;
+  const std::string running_;  // what fails where a run does: made once, runs are many
   const bool biased_, added_;
   const size_t operands_;  // a, b, the bias where there is one, what is added where it is, c
   Owned<Description> description_;

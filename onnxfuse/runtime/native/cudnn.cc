@@ -99,7 +99,7 @@ class Convolution : public PreparedCall {
  public:
   Convolution(Device& device, size_t type, const Sizes& sizes, bool biased, bool added)
       : driver_(device.driver), library_(Library::get()), shared_(shared_of(device)), type_(type), sizes_(sizes),
-        biased_(biased), added_(added), operands_(3u + biased + added) {}
+        running_("run the convolution " + sizes_.text()), biased_(biased), added_(added), operands_(3u + biased + added) {}
 
   size_t choose(const std::vector<uint64_t>& addresses, size_t most) override {
     if (std::count(addresses.begin(), addresses.begin() + static_cast<ptrdiff_t>(operands_), 0) > 0) {
@@ -126,8 +126,7 @@ class Convolution : public PreparedCall {
   void run(const Operands& operands) override {
     // A kernel of the library may be loaded at its first launch, also while a graph is captured.
     const OutsideCaptures outside(driver_);
-    const std::string what = "run the convolution " + sizes_.text();
-    Object pack(cudnn::kPack, what);
+    Object pack(cudnn::kPack, running_);
     std::vector<int64_t> numbers;
     std::vector<const void*> addresses;
     for (size_t index = 0; index < operands_; ++index) {
@@ -140,8 +139,8 @@ class Convolution : public PreparedCall {
         .set(cudnn::kWorkspace, cudnn::kPointer, &workspace)
         .finish();
     const std::lock_guard<std::mutex> lock(shared_.mutex);
-    library_.check(library_.set_stream(shared_.handle, operands.stream), what);
-    library_.check(library_.execute(shared_.handle, chosen_->plan->get(), pack.get()), what);
+    library_.check(library_.set_stream(shared_.handle, operands.stream), running_);
+    library_.check(library_.execute(shared_.handle, chosen_->plan->get(), pack.get()), running_);
   }
 
  private:
@@ -281,6 +280,7 @@ class Convolution : public PreparedCall {
   Shared& shared_;
   const size_t type_;
   const Sizes sizes_;
+  const std::string running_;  // what fails where a run does: made once, runs are many
   const bool biased_, added_;
   const size_t operands_;  // x, w, the bias where there is one, what is added where it is, y
   std::vector<std::unique_ptr<Way>> kept_;
