@@ -73,7 +73,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     run(sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, folder=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        # The argument of this name came with Python 3.11.4, and is ignored before by this one.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)
     sources = folder / archive.name.removesuffix(".tar.gz")
     run(sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder, folder=sources, CXX=str(compiler))
     return Made(archive, sources, next(folder.glob("*.whl")))
