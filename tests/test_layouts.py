@@ -80,6 +80,15 @@ def test_convolutions_that_no_kernel_reads_so(old: str, new: str) -> None:
     assert not pairs(parse(text.format("float16").replace(old, new)))
 
 
+@pytest.mark.parametrize(("features", "there"), [(16, True), (32, False)])
+def test_pairs_stand_ahead_of_depthwise_convolutions(features: int, there: bool) -> None:
+    """Of which each channel gives one, where others lie so: ahead of more too, kernels have channels side by side."""
+    text = f"g (float16[1,3,9,9] x, float16[16,3,3,3] w, float16[{features},1,3,3] d, float16[8,{features},1,1] e) " \
+           "=> (float16[1,8,9,9] y) { s = Conv <pads=[1,1,1,1]> (x, w) a = Relu(s) " \
+           "k = Conv <pads=[1,1,1,1], group=16> (a, d) b = Relu(k) y = Conv(b, e) }"
+    assert pairs(parse(text)) == {**({"a": (("k",),)} if there else {}), "b": (("y",),)}
+
+
 @pytest.mark.parametrize(("kind", "channels", "some"), [("float", 4, True), ("float16", 4, False), ("float", 6, False)])
 def test_vectors_have_sixteen_bytes(kind: str, channels: int, some: bool) -> None:
     text = "g (T[1,C,9,9] m, T[8,C,3,3] w) => (T[1,8,9,9] y) { k = Conv <pads=[1,1,1,1]> (m, w) y = Relu(k) }"

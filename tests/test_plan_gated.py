@@ -17,6 +17,7 @@ from kernel_harness import parse, with_constants
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning import gated as planning
 from onnxfuse.region import Region
 from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
@@ -56,6 +57,23 @@ def model_of(nodes: str, channels: int = 96, few: int = 24, kind: str = "float16
     return with_constants(parse(text, 20), arrays)
 
 
+def model_ahead(nodes: str, channels: int = 96, few: int = 24, kind: str = "float16", more: str = "", size: int = 28,
+                outside: int = 28) -> onnx.ModelProto:
+    """A model with a depthwise convolution between two others and ahead of the image ``x``; ``more``: another result, ``outside``: its
+    size."""
+    made = model_of(nodes, channels, few, kind, around=True, size=size)
+    weights = (np.random.default_rng(3).standard_normal((channels, 1, 5, 5)) / 8).astype(np.float32 if kind == "float" else np.float16)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(weights, "deep"))
+    (first,) = (node for node in made.graph.node if node.output[0] == "x")
+    place = list(made.graph.node).index(first)
+    first.input[0] = "lone"
+    made.graph.node.insert(place, onnx.helper.make_node("Clip", ["d"], ["clipped"]))
+    made.graph.node.insert(place + 1, onnx.helper.make_node("Conv", ["clipped", "deep"], ["lone"], group=channels, pads=[2, 2, 2, 2]))
+    if more:
+        made.graph.output.append(onnx.helper.make_tensor_value_info(more, made.graph.output[0].type.tensor_type.elem_type, ["N", channels, outside, outside]))
+    return made
+
+
 def fuse(model: onnx.ModelProto, **options: object) -> Optimised:
     wanted = {"dims": {"N": 8}, "target": "H100", "verify": False, "database": False, **options}
     return optimise(model, Options(**wanted))  # type: ignore[arg-type]
@@ -63,6 +81,11 @@ def fuse(model: onnx.ModelProto, **options: object) -> Optimised:
 
 def gated(made: Optimised) -> list[Region]:
     return [region for region in made.plan.fusions if region.kernel.schedule == "gated"]
+
+
+def summed(region: Region) -> bool:
+    """Whether a convolution tells the sums that its means are of."""
+    return "told[v]" in region.kernel.source
 
 
 def operators(region: Region) -> list[str]:
@@ -170,3 +193,45 @@ def test_the_image_is_read_twice() -> None:
     made = fuse(model_of(SPELLINGS["torchvision"], channels=64))
     (region,) = gated(made)
     assert made.costs.read_again(region) == 2 * 8 * 64 * 28 * 28
+
+
+@pytest.mark.parametrize("kind", ["float16", "float"])
+@pytest.mark.parametrize("name", [name for name, nodes in SPELLINGS.items() if "Shape(x)" not in nodes])
+def test_a_depthwise_convolution_ahead_comes_in(name: str, kind: str) -> None:
+    """Whose kernel tells the sums: the mean has none.  The file is right wherever it runs, and is taken apart again."""
+    model = model_ahead(SPELLINGS[name], kind=kind)
+    made = fuse(model)
+    (region,) = gated(made)
+    assert summed(region)
+    assert len(region.kernel.plan.variants[0].launches) == 3 and operators(region)[0] == "Conv"
+    onnx.checker.check_model(made.model, full_check=True)
+    assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in model.graph.node]
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    ("timm", "x"), ("timm", "lone"), ("timm", "g"), ("SENet, with the image's sizes", "")])
+def test_it_stays_apart_where_others_read_what_is_inside(name: str, more: str) -> None:
+    """Which has to be there for them."""
+    made = fuse(model_ahead(SPELLINGS[name], more=more, outside=1 if more == "g" else 28))
+    assert made.plan.fusions and not any(map(summed, made.plan.fusions))
+
+
+def test_what_is_predicted_of_it_has_no_launch_for_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And reads the image once less."""
+    model = model_ahead(SPELLINGS["torchvision"], channels=256, size=56)
+    made = fuse(model, dims={"N": 32})
+    (region,) = gated(made)
+    assert summed(region)
+    monkeypatch.setattr(planning._Gate, "ahead", lambda self, members: frozenset())
+    other = fuse(model, dims={"N": 32})
+    apart = [each for each in other.plan.fusions if each.kernel.schedule in ("gated", "stencil_last")]
+    assert len(apart) == 2
+    one, two = made.costs.kernel_seconds(region), sum(map(other.costs.kernel_seconds, apart))
+    assert 0.7 * two < one < 0.95 * two
+
+
+@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
+def test_verification_with_a_convolution_ahead(runner: type[EmulatedRunner]) -> None:
+    made = fuse(model_ahead(SPELLINGS["timm"], channels=64, few=16, size=10), least_gain=0.0, dims={"N": 2})
+    (result,) = [node for node in verify(made, runner()).nodes if "an image" in str(node.variants)]
+    assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result

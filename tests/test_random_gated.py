@@ -1,5 +1,5 @@
-"""Random images that products of their means scale: layouts, sizes, how many products, what is computed between them
-and behind, and types, against float64, in every way that a kernel has.
+"""Random images that products of their means scale: layouts, sizes, a depthwise convolution ahead, how many products,
+what is computed between them and behind, and types, against float64, in every way that a kernel has.
 
     python -m pytest tests/test_random_gated.py --seed 1 --graphs 300
 """
@@ -34,6 +34,8 @@ class Drawn(Text):
         self.shape = ",".join(map(str, sizes))
         image = self.read(*sizes)
         first = self.moved(image, (0, self.axes + 1, *range(1, self.axes + 1))) if self.last else image
+        self.ahead = self.last and self.widths[0] > 1 and rng.random() < 0.5
+        first = self.convolved(first) if self.ahead else first
         scaled = self.say("Mul", *rng.sample([first, self.gate(first)], 2))
         result = self.moved(scaled, (0, *range(2, self.axes + 2), 1)) if self.last else scaled
         if rng.random() < 0.4:
@@ -45,6 +47,19 @@ class Drawn(Text):
     def moved(self, value: str, order: tuple[int, ...]) -> str:
         """Its axes in another order."""
         return self.say(f"Transpose<perm = [{','.join(map(str, order))}]>", value)
+
+    def convolved(self, image: str) -> str:
+        """A depthwise convolution of an image, as large as that, with what is computed of it."""
+        taps = [self.rng.choice((1, 2, 3, 5)) for _ in range(self.axes)]
+        begins = [self.rng.randint(0, each - 1) for each in taps]
+        pads = ",".join(map(str, (*begins, *(each - 1 - begin for each, begin in zip(taps, begins, strict=True)))))
+        channels = self.widths[0]
+        value = self.say(f"Conv<group = {channels}, pads = [{pads}]>", image, self.read(channels, 1, *taps),
+                         *([self.read(channels)] if self.rng.random() < 0.5 else []))
+        for _ in range(self.rng.randint(0, 2)):
+            value = self.say("Mul", value, self.say("Sigmoid", value)) if self.rng.random() < 0.5 else (
+                self.say(self.rng.choice(("Relu", "HardSwish", "Tanh")), value))
+        return value
 
     def gate(self, image: str) -> str:
         """What scales an image."""
@@ -68,6 +83,7 @@ def test_regions(seeds: Callable[[int], range]) -> None:
     for seed, drawn, made in made_regions(seeds(QUICK), Drawn, 20, ("product-structure",), 3):
         # Of a single pixel nothing is reduced, and the product scales its own operand.
         assert made.kernel.schedule == "gated" or set(drawn.space) == {1}, (seed, drawn.text)
+        assert ("told[v]" in made.kernel.source) == drawn.ahead or set(drawn.space) == {1}, (seed, drawn.text)
         inputs = random_inputs(made, {}, seed)
         for name, shape in drawn.inputs.items():
             if shape.count(",") and shape != drawn.shape:  # weights, so small that sums are no larger than their terms

@@ -167,7 +167,13 @@ def _keeps(node: Node, value: Value) -> bool:
     """Whether a node's results have their channels where a value that it has to do with has them."""
     if node.has_subgraph or any(each is not None and each.rank != value.rank for each in node.outputs):
         return False
-    return node.op in KEEPS or _computes(node)
+    return node.op in KEEPS or _slides_alone(node) or _computes(node)
+
+
+def _slides_alone(node: Node) -> bool:
+    """Whether a node is a depthwise convolution of which each channel gives one."""
+    weights = node.inputs[1] if slides(node) else None
+    return weights is not None and weights.shape is not None and weights.shape[0] == node.attributes.get("group", 1)
 
 
 def _computes(node: Node) -> bool:

@@ -351,7 +351,7 @@ class CostModel:
             return None
         if pace.launches:
             return pace.ends + sum(
-                kernel_time(each.bytes, 0, 0.0, self.profile, efficiency=each.share) for each in pace.launches)
+                kernel_time(each.bytes, 0, each.flops, self.profile, efficiency=each.share) for each in pace.launches)
         copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         more += pace.behind / (TILES_COPY * self.profile.bandwidth)

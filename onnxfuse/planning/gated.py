@@ -4,7 +4,8 @@
            └────────────────────────────────────────────────────────── scale ─┴ residual, activation ─▶
 
 Such a region is offered as those of products are, and weighed against the mean and the scale by themselves, with the
-products left to the runtime or to kernels of their own.
+products left to the runtime or to kernels of their own.  Where the image comes of a depthwise convolution it is offered
+with that too, whose kernel tells the sums that the means are of.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, product
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import is_in_groups, slides
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.beside import Offer
+from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, stays
+from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -31,15 +33,21 @@ MOST_NODES = 24
 MOST_BEHIND = 6
 """Nodes that come in behind that."""
 
+MOST_AHEAD = 16
+"""Nodes from a convolution to the image."""
+
 
 def offer_gated(pool: CandidatePool, context: Context) -> None:
     """Weigh what scales an image by its means, each with more and with less behind it."""
     if context.objective.channels_last or not (context.measures or pool.maker.costs.knows_tiles):
         return
     for node in ordered(node for node in pool.facts if pool.facts[node].rows is not None):
-        regions = [*_Gate(node, pool.maker.view, pool.facts).regions()]
+        gate = _Gate(node, pool.maker.view, pool.facts)
+        regions = [*gate.regions()][::-1]
         if regions:
-            Offer(pool, context, STAGE, trusted=False).most(regions[::-1])
+            Offer(pool, context, STAGE, trusted=False).most(regions)
+            if ahead := gate.ahead(regions[-1]):
+                Offer(pool, context, STAGE, trusted=False).most([ahead | members for members in regions])
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,34 @@ class _Gate:
                 return
             if not self.facts[node].returns and not self._ends(node):
                 yield frozenset(members)
+
+    def ahead(self, members: Members) -> Members:
+        """The depthwise convolution that gives the image, with what is computed of its results; none where others read
+        that too."""
+        for image in (value for node in ordered(members) for value in node.reads()):
+            if image.producer in members or not stays(image, set(members)) or image.shape is None or (
+                    product(image.shape) != self.count):
+                continue
+            convolution = self._convolution(image)
+            beside = None if convolution is None else Beside([convolution], self.graph, self.facts, transposes=True)
+            for found in () if beside is None else (*beside.behind(), beside.core):
+                if escaping(set(found)) == [image] and is_convex(found | members) is None:
+                    return found
+        return frozenset()
+
+    def _convolution(self, image: Value) -> Node | None:
+        """The depthwise convolution that an image is computed of, element by element."""
+        waiting, seen = [image], set[Node]()
+        while waiting and len(seen) <= MOST_AHEAD:
+            node = waiting.pop().producer
+            if node is None or node in seen or node not in self.facts:
+                continue
+            if self.facts[node].contracts:
+                return node if slides(node) else None
+            if self._computes(node) or self.facts[node].leaves:
+                seen.add(node)
+                waiting += node.reads()
+        return None
 
     @property
     def _rows(self) -> Arrangement:

@@ -24,7 +24,8 @@ product_norms.py  convolutions of whose results a norm over windows is taken; no
                column_moments.py the text that tells mean and squares with them
 product_rows.py  products of whose results rows are reduced; product_rows_text.py its text, in_two.py what runs them as
                two kernels
-gated.py       images scaled by products of their means; gated_text.py the text of these
+gated.py       images scaled by products of their means; gated_text.py the text of these, gated_ahead.py depthwise
+               convolutions that tell the sums of the means
 in_parts.py    what regions have in common of which parts have kernels of their own, as the two that follow
 normed.py      products and attentions of operands that norms of their rows scale, as two kernels
 sliced.py      products that write parts of one result

@@ -6,7 +6,8 @@
 Few numbers go through the products, one for each image and channel, and a launch for each of them, or two where the
 activation is one, takes longer than they do.  Here one launch has all of them (``gated_text``): the blocks of a cluster
 have an image's columns of each product between them, and tell each other what they found.  Before it the kernel of a
-mean runs, behind it a pointwise one, those that regions of these alone have: three launches of one node.
+mean runs, or that of a depthwise convolution which tells the sums with what it writes (``gated_ahead``), behind it a
+pointwise one, those that regions of these alone have: three launches of one node.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from itertools import pairwise
 from itertools import product as product_of
 
 from onnxfuse.graph.dims import product
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.gated_text import GateShape, GateText, Stage, stage_of
-from onnxfuse.schedules.in_parts import REDUCTIONS, InParts, Launches, inputs_of, joined
-from onnxfuse.schedules.in_two import ProductDivided, above
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.gated_ahead import Mean, convolution_ahead, mean_of, paced
+from onnxfuse.schedules.gated_text import PARTS, THREADS, GateShape, GateText, Stage, shared, stage_of
+from onnxfuse.schedules.in_parts import REDUCTIONS, InParts, Launches, inputs_of, joined, renamed_variant
+from onnxfuse.schedules.in_two import Divided, ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.product import SHARED_EVERYWHERE
 from onnxfuse.schedules.product_parts import refused, side_guards
 from onnxfuse.schedules.recurrent import HAS_CLUSTERS
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
+from onnxfuse.schedules.stencil_last import StencilLast, Summing, summing
 from onnxfuse.schedules.tiled import Tiled
 
 NAME = "gated"
@@ -45,25 +49,33 @@ MOST_PRODUCTS = 3
 SCALES = (Pointwise(), Tiled())
 """What scales the image."""
 
-BLOCKS, BLOCK_BYTES = (1, 2, 4, 8), 16 << 10
+BLOCKS, BLOCK_BYTES = (1, 2, 4, 8), 32 << 10
 """Blocks of a cluster, the fewest of which each reads no more of the weights than so many bytes."""
+
+RESIDENT, MOST_BLOCKS = 2, 256
+"""Blocks that a multiprocessor holds at least, so that clusters do not wait for one another; and those of a launch at
+most, where images are not more."""
 
 PHASE, CACHED = 1.0e-6, 3e12
 """Seconds that a product of the chain waits for memory and for the other blocks, and bytes a second of the weights that
-all blocks read, which the second-level cache serves: chains of two took an H200 2.5 to 3 µs by one block an image, and
-3.4 to 9 by clusters of 4 and 8."""
+all blocks read, which the second-level cache serves: chains of two take an H200 2 to 3 µs by one block an image, and
+4 to 9 by clusters of 4 and 8."""
 
 
 class Gated(ProductDivided):
     """Images that are scaled by what products make of their means."""
 
     name = NAME
-    settings = "{blocks} blocks an image"
+    settings = StencilLast.settings
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Three kernels, of which the first and the last read the image."""
         found = _found(Request(lowered, sizes=sizes))
-        return None if found is None else Expected(3, found.read_again(found.cuts[:1], found.scaled.outputs))
+        if found is None:
+            return None
+        # What a convolution writes is read by the last of them.
+        again = found.read_again(found.cuts[:1], found.scaled.outputs)
+        return Expected(3, again if found.ahead is None else 2 * again)
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with a mean, products of it and what these scale."""
@@ -74,10 +86,11 @@ class Gated(ProductDivided):
 @dataclass(frozen=True)
 class _Chain(InParts):
     """A region cut where few numbers are: ``cuts`` are what the first of its ``products`` reads, what each of the
-    others does, and the gate."""
+    others does, and the gate; behind a convolution where there is one ``ahead``."""
 
     products: tuple[Contract, ...]
     cuts: tuple[Tensor, ...]
+    ahead: Divided | None = None
 
     def stand_in(self, place: int) -> Input:
         """What is between, as what follows reads it."""
@@ -98,6 +111,10 @@ class _Chain(InParts):
 
 def _found(request: Request) -> _Chain | None:
     """A chain of products from reductions to what is no sum any more; None where there is no such."""
+    ahead = convolution_ahead(request)
+    if ahead is not None:
+        rest = _found(ahead.part(ahead.behind()))
+        return None if rest is None or rest.ahead is not None else replace(rest, ahead=ahead)
     program, products = request.lowered.program, tuple(contractions(request.lowered))
     if not 0 < len(products) <= MOST_PRODUCTS or any(map(_reduces, above(program, products[0]))):
         return None
@@ -144,17 +161,35 @@ class _GatedWork:
 
     def kernel(self) -> Kernel | Refusal:
         """All of them."""
-        chain, program = self.chain, self.lowered.program
-        mean = self._best(REDUCTIONS, Program(program.inputs, chain.cuts[:1], program.operators))
-        scale = self._best(SCALES, chain.scaled)
-        if isinstance(mean, Refusal):
-            return mean
+        scale = self._best(SCALES, self.chain.scaled)
         if isinstance(scale, Refusal):
             return scale
+        ahead = self.chain.ahead
+        return self._behind_mean(scale) if ahead is None else self._behind_convolution(ahead, scale)
+
+    def _behind_mean(self, scale: Kernel) -> Kernel | Refusal:
+        chain, program = self.chain, self.lowered.program
+        mean = self._best(REDUCTIONS, Program(program.inputs, chain.cuts[:1], program.operators))
+        if isinstance(mean, Refusal):
+            return mean
         gate = self.gate()
         if isinstance(gate, Refusal):
             return gate
         return self._together(mean, gate, scale)
+
+    def _behind_convolution(self, ahead: Divided, scale: Kernel) -> Kernel | Refusal:
+        """The same where a convolution tells sums."""
+        mean = mean_of(self.chain.cuts[0], ahead.stand_in, self.lowered.program)
+        if mean is None:
+            return refused("its means are not of what the convolution writes as it is")
+        told = self._of_convolution(ahead.request.choice)
+        convolution = summing(replace(ahead.part(ahead.ahead), choice=told))
+        if not isinstance(convolution, Summing):
+            return convolution or refused("its convolution has no kernel of its own")
+        gate = self.gate(mean)
+        if isinstance(gate, Refusal):
+            return gate
+        return self._summed(convolution, gate, scale, ahead)
 
     def _best(self, schedules: Sequence[Schedule], program: Program) -> Kernel | Refusal:
         """A kernel of a part that reads nothing far apart, if there is one, else the first."""
@@ -178,6 +213,35 @@ class _GatedWork:
         together.append(joined(*(each[-1] for each in parts.ways)))
         return parts.kernel(NAME, together, pace=self._pace(mean))
 
+    def _summed(self, convolution: Summing, gate: Kernel, scale: Kernel, ahead: Divided) -> Kernel:
+        """The same behind a convolution: what it writes lies in scratch memory, and its sums do."""
+        chain = self.chain
+        parts = Launches(ahead.request, [ahead.bytes_of(ahead.between), chain.bytes_of(chain.cuts[-1])])
+        image, gates, sums = "t0", "t1", f"t{len(parts.scratch)}"
+        read = ahead.reads(ahead.stand_in, image)
+        parts.add(convolution.kernel, "of_convolution", {"o0": image, "o0.addr": "0"})
+        parts.add(gate, "of_gate", {**read, **chain.reads(chain.stand_in(0), sums), "o0": gates, "o0.addr": "0"})
+        parts.add(scale, "of_scale", {**read, **chain.reads(chain.stand_in(self.last), gates)})
+        told = dict(zip(parts.ways[0], convolution.parts, strict=True))
+
+        def launched(first: Variant, second: Variant, third: Variant) -> Variant:
+            by = {f"i{bits}:{PARTS}": f"i{bits}:{told[first]}" for bits in (32, 64)}
+            return joined(first, renamed_variant(second, by), third)
+
+        ways = (parts.ways[0][:1], *(each[:-1] or each for each in parts.ways[1:]))
+        together = [launched(*each) for each in product_of(*ways)]
+        together.append(launched(*(each[-1] for each in parts.ways)))
+        choice, *choices = (None if each is None else Choice(NAME, each.settings) for each in (
+            convolution.kernel.choice, *convolution.kernel.choices))
+        made = parts.kernel(NAME, together, pace=self._pace_behind(ahead), choice=choice, choices=tuple(choices))
+        assert isinstance(made.code, Source)
+        return replace(made, code=made.code.keeping(made.plan.kernels))
+
+    @staticmethod
+    def _of_convolution(choice: Choice | None) -> Choice | None:
+        """A region's choice, as the convolution's schedule has it."""
+        return None if choice is None else Choice(StencilLast.name, choice.settings)
+
     def _names(self, place: int) -> dict[str, str]:
         """New names of what a launch reads, or writes, of the mean and of the gate, which lie in scratch memory."""
         read = {} if not place else self.chain.reads(
@@ -200,22 +264,28 @@ class _GatedWork:
             return refused("its products have different rows")
         return found
 
-    def gate(self) -> Kernel | Refusal:
-        """The kernel of all products."""
+    def gate(self, mean: Mean | None = None) -> Kernel | Refusal:
+        """The kernel of all products, which computes the row of means of sums where it is told how."""
         stages = self.stages
         if isinstance(stages, Refusal):
             return stages
-        if self._shared(stages) > SHARED_EVERYWHERE:
-            return refused(f"an image's numbers before its products take {self._shared(stages)} bytes, and every block "
-                           f"has {SHARED_EVERYWHERE}")
+        size = shared(stages, GateShape(1))
+        if size > SHARED_EVERYWHERE:
+            return refused(f"an image's numbers before its products take {size} bytes, and every block has "
+                           f"{SHARED_EVERYWHERE}")
         lowered = self.chain.part(self.chain.behind(0, self.chain.cuts[-1:])).lowered
+        if mean is not None:
+            *inputs, row = lowered.program.inputs
+            sums = Input(FLOAT, row.shape, row.index)
+            lowered = replace(lowered, program=replace(lowered.program, inputs=(*inputs, sums)))
         narrow = narrow_guards(lowered, rows=False)
         vectors = tuple(dict.fromkeys(
             guard for stage in stages if stage.side is not None for guard in side_guards(stage.parts, stage.side)))
         shapes = [(GateShape(self._blocks), (*narrow, *vectors, HAS_CLUSTERS))] if self._blocks > 1 else []
         shapes.append((GateShape(1), (*narrow, *vectors)))
-        made = [self._launch(lowered, stages, *each) for each in shapes if fits_narrow(lowered, rows=False)]
-        made.append(self._launch(lowered, stages, GateShape(1, wide=False, bits=64), ()))
+        make = partial(self._launch, lowered, stages, mean)
+        made = [make(*each) for each in shapes if fits_narrow(lowered, rows=False)]
+        made.append(make(GateShape(1, wide=False, bits=64), ()))
         functions, entries, variants = zip(*made, strict=True)
         plans = [make_plan(lowered, self.request.rule, stage.parts.puller, variants) for stage in stages]
         checks = tuple(dict.fromkeys(check for plan in plans for check in plan.checks))
@@ -223,23 +293,19 @@ class _GatedWork:
         return Kernel(NAME, Source(headers, "", functions, entries), replace(plans[0], checks=checks))
 
     def _launch(
-        self, lowered: Lowered, stages: list[Stage], shape: GateShape, guards: tuple[str, ...]
+        self, lowered: Lowered, stages: list[Stage], mean: Mean | None, shape: GateShape, guards: tuple[str, ...]
     ) -> tuple[Function, Entry, Variant]:
         """A launch of so many blocks for each image."""
-        signature, rows = Signature(lowered), expression(stages[0].parts.rows, lowered.binding.symbols)
-        body = GateText(stages, shape, signature.sizes, len(self.lowered.program.inputs)).text()
+        more = () if mean is None else (Parameter("const {index}", PARTS, f"i{{bits}}:{PARTS}"),)
+        signature, rows = Signature(lowered, more), expression(stages[0].parts.rows, lowered.binding.symbols)
+        body = GateText(stages, shape, signature.sizes, len(self.lowered.program.inputs), mean).text()
         function = Function(f"of_{shape.name}", (), signature.parameters(body.sizes), body.text)
-        entry = function.entry(shape.name, (), shape.bits, shape.threads)
-        step = entry.step(f"{rows} {shape.blocks} *", shared=str(self._shared(stages)))
+        entry = function.entry(shape.name, (), shape.bits, THREADS, RESIDENT)
+        step = entry.step(f"{rows} {shape.blocks} *", shared=str(shared(stages, shape)))
         if shape.blocks > 1:
             step = replace(step, cluster=(str(shape.blocks), "1", "1"))
         words = f"{shape.blocks} block{'s' * (shape.blocks > 1)} an image"
         return function, entry, Variant(f"{words}, {shape.bits}-bit", (step,), guards)
-
-    @staticmethod
-    def _shared(stages: Sequence[Stage]) -> int:
-        """Bytes of a block's shared memory: a row before each product."""
-        return 4 * sum(stage.room for stage in stages)
 
     @property
     def _weights(self) -> int:
@@ -251,7 +317,11 @@ class _GatedWork:
     @property
     def _blocks(self) -> int:
         """Of a cluster."""
-        return next((count for count in BLOCKS if self._weights <= count * BLOCK_BYTES), BLOCKS[-1])
+        stages = self.stages
+        assert not isinstance(stages, Refusal)
+        images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes) or 1
+        counts = [count for count in BLOCKS if images * count <= MOST_BLOCKS] or [1]
+        return next((count for count in counts if self._weights <= count * BLOCK_BYTES), counts[-1])
 
     # ---- What it takes. ----
 
@@ -268,6 +338,18 @@ class _GatedWork:
         launches = (Launched(moved[0] or 0, schedule.efficiency), *(more * (Launched(0, 1.0),)),
                     Launched(self._weights, 1.0), Launched(moved[1] or 0, SCALES[0].efficiency))
         waits = 1e-6 * schedule.waits_us + len(stages) * PHASE + images * self._weights / CACHED
+        return Pace(1, 1, 0, ends=waits, launches=launches)
+
+    def _pace_behind(self, ahead: Divided) -> Pace | None:
+        """The same of what has a convolution ahead."""
+        stages, convolution = self.stages, paced(ahead, self.request.sizes)
+        assert not isinstance(stages, Refusal)
+        images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes)
+        moved = self._moved(self.chain.scaled.outputs)
+        if images is None or convolution is None or moved is None:
+            return None
+        waits = 1e-6 * StencilLast.waits_us + len(stages) * PHASE + images * self._weights / CACHED
+        launches = (convolution, Launched(self._weights, 1.0), Launched(moved, SCALES[0].efficiency))
         return Pace(1, 1, 0, ends=waits, launches=launches)
 
     def _moved(self, results: tuple[Tensor, ...]) -> int | None:

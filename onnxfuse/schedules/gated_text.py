@@ -2,18 +2,24 @@
 
 A block keeps an image's row as float32 in shared memory.  Neighbouring lanes share a column's sum, each reads vectors
 of its weights, and what comes of the sum goes into the row that the next product reads, in the shared memory of all
-blocks of the cluster; the last one's goes to memory.  Weights are read as they lie, along what is summed over.
+blocks of the cluster; the last one's goes to memory.  Weights are read as they lie, along what is summed over, and
+before rows are known, as far as registers hold them: what each product would wait for memory is waited for once.  The
+first row is read, or computed of its sums, which are told in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
 
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.gated_ahead import Mean
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_parts import ProductParts, Side, other_way, parts_of, refused, side_along
@@ -22,10 +28,23 @@ from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
 THREADS, LANES = 256, 32
-"""Of a block, and of a warp."""
+"""Of a block, and of a warp.  Blocks of 512 take much the same time where they are few, and longer where their clusters
+wait for one another (benchmarks/results, sums-ahead)."""
 
 WIDEST = 8
 """Elements of a vector."""
+
+MOST_HELD = 48
+"""Words of weights that a thread holds, which are on their way before a product's row is known."""
+
+EXCHANGE = 0.25
+"""Vectors that a lane multiplies while it brings together what two have."""
+
+PARTS = "parts"
+"""Parameter: in how many parts the sums of an image are told."""
+
+AT_ONCE = 8
+"""Parts whose sums are on their way together."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +54,6 @@ class GateShape:
     blocks: int
     wide: bool = True
     bits: int = 32
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return THREADS
 
     @property
     def name(self) -> str:
@@ -58,13 +72,26 @@ class Stage:
     side: Side | None
 
     def lanes(self, shape: GateShape) -> int:
-        """Lanes that share a sum: so many that fewest steps are made one behind the other."""
+        """Lanes that share a sum: so many that least is done one behind the other."""
+
+        def cost(lanes: int) -> tuple[bool, float]:
+            turns, steps = self.steps(shape, lanes)
+            return steps * self.vector(shape) > MOST_HELD, turns * (steps + EXCHANGE * min(lanes, LANES).bit_length())
+
+        return min((1 << power for power in range(THREADS.bit_length())), key=cost)
+
+    def steps(self, shape: GateShape, lanes: int) -> tuple[int, int]:
+        """How many columns a thread goes through where so many share a sum, and vectors of each."""
         own = -(-self.columns // shape.blocks)
+        return -(-own // (THREADS // lanes)), -(-self.depth // (lanes * self.width(shape)))
 
-        def steps(lanes: int) -> int:
-            return -(-own // (THREADS // lanes)) * -(-self.depth // (lanes * self.width(shape)))
+    def words(self, shape: GateShape) -> int:
+        """Words of weights that a thread reads."""
+        return prod(self.steps(shape, self.lanes(shape))) * self.vector(shape)
 
-        return min((1 << power for power in range(LANES.bit_length())), key=lambda lanes: (steps(lanes), lanes))
+    def vector(self, shape: GateShape) -> int:
+        """Words of a vector of the weights."""
+        return max(1, self.width(shape) * self.parts.size // 4)
 
     def width(self, shape: GateShape) -> int:
         """Elements of a vector of the weights."""
@@ -114,11 +141,33 @@ def _reads(scalar: Scalar, given: int, offset: Dim | None = None) -> bool:
         None, scalar.offset)
 
 
+def groups_of(depth: int) -> int:
+    """How many threads add up each of so many channels."""
+    return max(1, THREADS // depth)
+
+
+def rows_of(stages: Sequence[Stage]) -> int:
+    """Elements of a block's shared memory for a row before each product."""
+    return sum(stage.room for stage in stages)
+
+
+def shared(stages: Sequence[Stage], shape: GateShape) -> int:
+    """Bytes of a block's shared memory: these rows, and what its threads, or warps, have of sums."""
+    first = stages[0].depth
+    found = [groups_of(first) * first] if first < THREADS else []
+    found += [-(-stage.columns // shape.blocks) * -(-stage.lanes(shape) // LANES) for stage in stages]
+    return 4 * (rows_of(stages) + max(found))
+
+
 class GateText:
     """Writes the body of a kernel."""
 
-    def __init__(self, stages: Sequence[Stage], shape: GateShape, sizes: Mapping[str, str], given: int) -> None:
-        self.stages, self.shape, self.sizes, self.given = stages, shape, Sizes(sizes), given
+    def __init__(
+        self, stages: Sequence[Stage], shape: GateShape, sizes: Mapping[str, str], given: int, mean: Mean | None = None
+    ) -> None:
+        """``given``: the input that is the first row; or, where it is computed of its sums as ``mean`` has them, these,
+        float32 of images, parts and channels."""
+        self.stages, self.shape, self.sizes, self.given, self.mean = stages, shape, Sizes(sizes), given, mean
 
     def text(self) -> Body:
         """All of it."""
@@ -128,54 +177,182 @@ class GateText:
             "const int rank = blockIdx.x % blocks;",
             "const idx m = blockIdx.x / blocks;",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
+            f"float* const beside = reinterpret_cast<float*>(of_dynamic) + {rows_of(self.stages)};",
             *(f"float* const row{place} = reinterpret_cast<float*>(of_dynamic) + {start};"
               for place, start in enumerate(starts)),
-            f"for (int i = threadIdx.x; i < {self.stages[0].depth}; i += threads) "
-            f"row0[i] = of::value(i{self.given}[m * (idx){self.stages[0].depth} + i]);",
+            *(line for place in self.early for line in self._brought(place, self.stages[place])),
+            *self._first(),
         ]
         for place, stage in enumerate(self.stages):
             lines += [self._meet, "{", *indented(self._product(place, stage)), "}"]
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _first(self) -> list[str]:
+        """Lines that bring the first row."""
+        if self.mean is not None:
+            return ["{", *indented(self._means(self.mean)), "}"]
+        depth = self.stages[0].depth
+        return [f"for (int i = threadIdx.x; i < {depth}; i += threads) "
+                f"row0[i] = of::value(i{self.given}[m * (idx){depth} + i]);"]
+
+    def _means(self, mean: Mean) -> list[str]:
+        """Lines that compute it of its sums; threads add up different parts of a channel where there are more of them.
+        """
+        depth = self.stages[0].depth
+        groups = groups_of(depth)
+        summed = [
+            "float sum = 0.0f;",
+            f"const auto* const from = i{self.given} + m * {PARTS} * depth + column;",
+            f"#pragma unroll {AT_ONCE}",
+            f"for (int part = group; part < (int){PARTS}; part += groups) sum += from[(idx)part * depth];",
+        ]
+        if groups == 1:
+            return [f"constexpr int depth = {depth}, groups = 1, group = 0;",
+                    "for (int column = threadIdx.x; column < depth; column += threads) {",
+                    *indented([*summed, *self._mean(mean)]), "}"]
+        return [
+            f"constexpr int depth = {depth}, groups = {groups};",
+            "const int group = threadIdx.x / depth, column = threadIdx.x % depth;",
+            "if (group < groups) {", *indented([*summed, "beside[threadIdx.x] = sum;"]), "}",
+            "__syncthreads();",
+            "if (group == 0) {",
+            *indented([
+                "float sum = beside[column];",
+                *unrolled("int other = 1; other < groups; ++other", ["sum += beside[other * depth + column];"]),
+                *self._mean(mean),
+            ]),
+            "}",
+        ]
+
+    def _mean(self, mean: Mean) -> list[str]:
+        """Lines that compute an element of it of a sum, rounded as it is declared."""
+        writer = Writer(mean.lanes, self.sizes, lambda scalar: "sum" if mean.is_sum(scalar) else None)
+        made, kind = writer.scalar(mean.element), TYPES[mean.element.dtype]
+        kept = made if kind.size == 4 else f"of::round_to<{kind.storage}>({made})"
+        return ["const idx k = column;", "constexpr int v = 0, width = 1;", *writer.upto(Scope.LANE),
+                f"row0[column] = {kept};"]
 
     @property
     def _meet(self) -> str:
         """What was written of a row is there for all who read it."""
         return "of::meet_cluster();" if self.shape.blocks > 1 else "__syncthreads();"
 
-    def _product(self, place: int, stage: Stage) -> list[str]:
-        """A product, whose results go to where they are read."""
+    @cached_property
+    def early(self) -> list[int]:
+        """The products, by place, whose weights threads hold and ask for before anything else: the first ones."""
+        if not self.shape.wide:
+            return []
+        words = accumulate(stage.words(self.shape) for stage in self.stages)
+        return [place for place, count in enumerate(words) if count <= MOST_HELD]
+
+    def _turns(self, stage: Stage) -> list[str]:
+        """Lines that say which columns and elements are a thread's."""
         lanes = stage.lanes(self.shape)
+        turns, steps = stage.steps(self.shape, lanes)
         return [
-            f"constexpr int columns = {stage.columns}, lanes = {lanes}, own = threads / lanes;",
+            f"constexpr int columns = {stage.columns}, depth = {stage.depth}, turns = {turns}, steps = {steps};",
+            f"constexpr int lanes = {lanes}, own = threads / lanes, width = {stage.width(self.shape)};",
+            "constexpr int per = (columns + blocks - 1) / blocks;",
             "const int lane = threadIdx.x % lanes;",
-            "for (int first = rank * own; first < columns; first += blocks * own) {",
+        ]
+
+    def _at_once(self, stage: Stage) -> int:
+        """Columns of a thread whose weights it holds at once; 0 where not even one's."""
+        turns, steps = stage.steps(self.shape, stage.lanes(self.shape))
+        return min(turns, MOST_HELD // (steps * stage.vector(self.shape)))
+
+    def _brought(self, place: int, stage: Stage) -> list[str]:
+        """Lines that ask for weights of products of their own, before anything else is waited for."""
+        return [self._array(place, stage, self._at_once(stage)), "{", *indented([
+            *self._turns(stage), "constexpr int begin = 0;", *self._asked(place, stage, self._at_once(stage))]), "}"]
+
+    def _array(self, place: int, stage: Stage, count: int) -> str:
+        """What holds the weights of so many columns."""
+        (right,), (_, steps) = stage.parts.rights, stage.steps(self.shape, stage.lanes(self.shape))
+        storage = TYPES[right.dtype].storage
+        return f"of::Vector<{storage}, {stage.width(self.shape)}> held{place}[{count}][{steps}];"
+
+    def _asked(self, place: int, stage: Stage, count: int) -> list[str]:
+        """Lines that fill that, from the turn ``begin`` on."""
+        address, lines = self._address(stage)
+        return unrolled(f"int turn = 0; turn < {count}; ++turn", unrolled("int at = 0; at < steps; ++at", [
+            self._column,
+            # What is beyond is not multiplied: a load under a condition would part its words.
+            "const idx n = column;",
+            "const idx k = of::imin((at * lanes + lane) * width, depth - width);",
+            *lines,
+            f"held{place}[turn][at] = of::load<width>({address});",
+        ]))
+
+    @property
+    def _column(self) -> str:
+        return ("const int local = (begin + turn) * own + (int)threadIdx.x / lanes, "
+                "column = of::imin(rank * per + local, columns - 1);")
+
+    def _address(self, stage: Stage) -> tuple[str, list[str]]:
+        """Where weights are read from, and lines before that."""
+        (right,) = stage.parts.rights
+        assert isinstance(right, Load)
+        vectors = stage.side is not None and stage.width(self.shape) > 1
+        lanes = stage.side.lanes if stage.side is not None and vectors else stage.parts.lanes("@k", 1)
+        writer = Writer(lanes, self.sizes)
+        address = writer.address(right)
+        return address, writer.upto(Scope.VECTOR)
+
+    def _product(self, place: int, stage: Stage) -> list[str]:
+        """A product, whose results go to where they are read: of some columns at a time, for which a thread asks for
+        all weights before it waits for one.  What lanes, or warps, found of each is brought together by one thread."""
+        count, lanes = self._at_once(stage), stage.lanes(self.shape)
+        turn = [
+            self._column,
+            "float sum = 0.0f;",
+            *(self._held(place) if count else self._summed(place, stage)),
+            *unrolled(f"int apart = {min(lanes, LANES) // 2}; apart > 0; apart /= 2", [
+                "sum += __shfl_xor_sync(0xffffffffu, sum, apart);"]),
+            "if (local < per && lane % warp == 0) beside[local * warps + lane / warp] = sum;",
+        ]
+        turns = unrolled(f"int turn = 0; turn < {max(1, count)}; ++turn", turn)
+        loop = ["constexpr int begin = 0;", *turns]
+        if place not in self.early:
+            if count:
+                turns = [self._array(place, stage, count), *self._asked(place, stage, count), *turns]
+            loop = [f"for (int begin = 0; begin < turns; begin += {max(1, count)}) {{", *indented(turns), "}"]
+        return [
+            *self._turns(stage),
+            f"constexpr int warp = {min(lanes, LANES)}, warps = lanes / warp;",
+            *loop,
+            "__syncthreads();",
+            "for (int local = threadIdx.x; local < per && rank * per + local < columns; local += threads) {",
             *indented([
-                "const int column = first + (int)threadIdx.x / lanes;",
-                "const idx n = of::imin(column, columns - 1);",
-                *self._summed(place, stage),
-                *unrolled("int apart = lanes / 2; apart > 0; apart /= 2", [
-                    "sum += __shfl_xor_sync(0xffffffffu, sum, apart);"]),
-                "if (column >= columns) continue;",
-                "{", *indented(self._stored(place, stage)), "}",
+                "const int column = rank * per + local;",
+                "const idx n = column;",
+                "float sum = beside[local * warps];",
+                *unrolled("int other = 1; other < warps; ++other", ["sum += beside[local * warps + other];"]),
+                *self._stored(place, stage),
             ]),
             "}",
         ]
 
+    @staticmethod
+    def _held(place: int) -> list[str]:
+        """Lines that sum up what a lane has of a column by weights that it holds."""
+        return unrolled("int at = 0; at < steps; ++at", [
+            "const int step = (at * lanes + lane) * width;",
+            "if (step >= depth) continue;",
+            f"const auto given = of::load<width>(row{place} + step);",
+            *unrolled("int v = 0; v < width; ++v", [
+                f"sum += of::value(held{place}[turn][at].at[v]) * given.at[v];"]),
+        ])
+
     def _summed(self, place: int, stage: Stage) -> list[str]:
-        """Lines that sum up what a lane has of a column."""
-        width, (right,) = stage.width(self.shape), stage.parts.rights
-        assert isinstance(right, Load)
-        writer = Writer(stage.side.lanes if stage.side is not None and width > 1 else stage.parts.lanes("@k", 1),
-                        self.sizes)
-        address = writer.address(right)
+        """The same by weights that it reads."""
+        address, lines = self._address(stage)
         return [
-            "float sum = 0.0f;",
-            f"constexpr int width = {width};",
             "#pragma unroll 4",
-            f"for (int step = lane * width; step < {stage.depth}; step += lanes * width) {{",
+            "for (int step = lane * width; step < depth; step += lanes * width) {",
             *indented([
-                "const idx k = step;",
-                *writer.upto(Scope.VECTOR),
+                "const idx n = column, k = step;",
+                *lines,
                 f"const auto weights = of::load<width>({address});",
                 f"const auto given = of::load<width>(row{place} + step);",
                 *unrolled("int v = 0; v < width; ++v", ["sum += of::value(weights.at[v]) * given.at[v];"]),
@@ -192,14 +369,14 @@ class GateText:
         target = pointer("o0", writer.index(parts.places[0]))
         lines = ["constexpr int v = 0, width = 1;", *writer.upto(Scope.LANE)]
         if place + 1 == len(self.stages):
-            return [*lines, f"if (lane == 0) *({target}) = of::Store<{kind.storage}>::from({made});"]
+            return [*lines, f"*({target}) = of::Store<{kind.storage}>::from({made});"]
         kept = made if kind.size == 4 else f"of::round_to<{kind.storage}>({made})"
         to = f"row{place + 1} + column"
         if self.shape.blocks == 1:
-            return [*lines, f"if (lane == 0) *({to}) = {kept};"]
+            return [*lines, f"*({to}) = {kept};"]
         return [
             *lines,
             f"const float found = {kept};",
-            "for (int other = lane; other < blocks; other += lanes) "
-            f"*const_cast<float*>(of::of_block({to}, other)) = found;",
+            *unrolled("int other = 0; other < blocks; ++other", [
+                f"*const_cast<float*>(of::of_block({to}, other)) = found;"]),
         ]

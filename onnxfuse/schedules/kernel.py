@@ -45,10 +45,12 @@ products and convolutions)."""
 
 @dataclass(frozen=True)
 class Launched:
-    """Bytes that a launch of several moves, and the share of the bandwidth at which it does."""
+    """Bytes that a launch of several moves, the share of the bandwidth at which it does, and its arithmetic, as so much
+    more as it takes longer than the float32 cores could."""
 
     bytes: int
     share: float
+    flops: int = 0
 
 
 @dataclass(frozen=True)

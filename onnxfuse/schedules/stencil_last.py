@@ -11,7 +11,7 @@ one's, for all strips that a block goes through; they come from where each chann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.lowering.launch import Variant, expression
@@ -35,10 +35,13 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.stencil_last_shape import StencilLastParts, depthwise_of, parts_of
-from onnxfuse.schedules.stencil_last_strips import VECTORS, WIDTHS, StencilLastShape, Strips, resident, shapes
-from onnxfuse.schedules.stencil_last_text import StripsText
+from onnxfuse.schedules.stencil_last_strips import SHARED, VECTORS, WIDTHS, StencilLastShape, Strips, resident, shapes
+from onnxfuse.schedules.stencil_last_text import SUMS, StripsText
+
+LEAST_SUMMING = StencilLastShape(2, 4, 1, VECTORS, 1, 8, sums=True)
+"""For any sizes: each turn's sums go through memory, so that strips are not as short as they could be."""
 
 
 class StencilLast(Schedule):
@@ -64,31 +67,52 @@ class StencilLast(Schedule):
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with one depthwise convolution, channels last, and no reduction beside it."""
-        lowered = request.lowered
-        found = contractions(lowered)
-        if len(found) != 1 or has_reductions(lowered):
-            return None
-        try:
-            parts = parts_of(lowered, found[0])
-        except Unlowerable as stopped:
-            return replace(stopped.refusal, code="stencil-structure")
-        return _kernel(request, parts) if isinstance(parts, StencilLastParts) else parts
+        parts = _parts(request)
+        return _kernel(request, parts)[0] if isinstance(parts, StencilLastParts) else parts
+
+
+@dataclass(frozen=True)
+class Summing:
+    """A kernel that tells sums of its first result too, and by its variants in how many parts of each image it does:
+    float32, images by parts by channels, in the scratch memory ``t0``."""
+
+    kernel: Kernel
+    parts: tuple[str, ...]
+
+
+def summing(request: Request) -> Summing | Refusal | None:
+    """The kernel of such a region that tells the sums of each channel too; as ``StencilLast.kernel``."""
+    parts = _parts(request)
+    return Summing(*_kernel(request, parts, sums=True)) if isinstance(parts, StencilLastParts) else parts
+
+
+def _parts(request: Request) -> StencilLastParts | Refusal | None:
+    lowered = request.lowered
+    found = contractions(lowered)
+    if len(found) != 1 or has_reductions(lowered):
+        return None
+    try:
+        return parts_of(lowered, found[0])
+    except Unlowerable as stopped:
+        return replace(stopped.refusal, code="stencil-structure")
 
 
 # ---- Its kernel. ----
 
 
-def _kernel(request: Request, parts: StencilLastParts) -> Kernel:
+def _kernel(request: Request, parts: StencilLastParts, sums: bool = False) -> tuple[Kernel, tuple[str, ...]]:
+    """It, and in how many parts its variants go through an image."""
     lowered = parts.lowered
     planned = lowered.binding.planned(request.sizes)
     sides = {width: found for width in WIDTHS if (found := _lanes(parts, width, planned)) is not None}
     *counts, images, channels = (lowered.binding.at(size, request.sizes) for size in (
         *(axis.count for axis in parts.axes), parts.images, parts.channels))
     strips = Strips(parts.axes, tuple(counts), images, channels, tuple(sides), parts.size)
-    offered = {shape.choice: shape for shape in shapes(strips)} if fits_narrow(lowered) else {}
+    ways = [replace(shape, sums=sums) for shape in shapes(strips)] if fits_narrow(lowered) else []
+    offered = {shape.choice: shape for shape in ways if shape.shared(strips.taps) <= SHARED}
     choice, first = told(request.choice, offered)
     own = next(iter(offered.values()), None)
-    least = StencilLastShape(1, 1, 1, VECTORS, 1, 4)
+    least = LEAST_SUMMING if sums else StencilLastShape(1, 1, 1, VECTORS, 1, 4)
     work = _StencilLastWork(parts, strips)
     for shape in dict.fromkeys(each for each in (first, own) if each is not None):
         lanes, guards = sides[shape.width]
@@ -96,11 +120,11 @@ def _kernel(request: Request, parts: StencilLastParts) -> Kernel:
     if fits_narrow(lowered):
         work.add(least, parts.lanes(1), narrow_guards(lowered))
     work.add(replace(least, bits=64), parts.lanes(1), ())
-    plan = make_plan(lowered, request.rule, parts.puller, work.variants)
+    plan = replace(make_plan(lowered, request.rule, parts.puller, work.variants), scratch=work.scratch)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
     source = Source(("onnxfuse", "stencil"), comment, tuple(work.functions.values()), tuple(work.entries))
     choices = tuple(each for each in offered if offered[each] != own)
-    return Kernel("stencil_last", source, plan, (), choice, choices, heavy=True)
+    return Kernel("stencil_last", source, plan, (), choice, choices, heavy=True), tuple(work.counts)
 
 
 def _lanes(parts: StencilLastParts, width: int, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]] | None:
@@ -128,17 +152,20 @@ class _StencilLastWork:
 
     def __init__(self, parts: StencilLastParts, strips: Strips) -> None:
         self.parts, self.planned = parts, strips
-        self.signature = Signature(parts.lowered)
         self.functions: dict[str, Function] = {}
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
+        self.counts: list[str] = []
+        self.scratch: tuple[str, ...] = ()
 
     def add(self, shape: StencilLastShape, lanes: Lanes, guards: tuple[str, ...]) -> None:
         """A variant."""
         key = replace(shape, bits=32).name
         if key not in self.functions:
-            body = StripsText(self.parts, lanes, shape, self.signature.sizes).text()
-            self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
+            more = (Parameter("float* __restrict__", SUMS, "t0"),) if shape.sums else ()
+            signature = Signature(self.parts.lowered, more)
+            body = StripsText(self.parts, lanes, shape, signature.sizes).text()
+            self.functions[key] = Function(f"of_{key}", (), signature.parameters(body.sizes), body.text)
         held = resident(shape, self.planned)
         entry = self.functions[key].entry(shape.name, (), shape.bits, shape.threads)
         self.entries.append(entry)
@@ -146,7 +173,11 @@ class _StencilLastWork:
         z, y, x = (expression(axis.count, symbols) for axis in axes)
         images, channels = (expression(size, symbols) for size in (self.parts.images, self.parts.channels))
         slabs = f"{channels} {shape.channels} ceil"
-        strips = (f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
-                  f"sms {held} * {slabs} ceil min")
+        turns = f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} *"
+        strips = f"{turns} {images} * sms {held} * {slabs} ceil min"
+        if shape.sums:
+            size = f"{turns} {images} * {channels} * 4 *"
+            self.counts.append(turns)
+            self.scratch = (size if not self.scratch else f"{self.scratch[0]} {size} max",)
         step = entry.step(strips, slabs, str(shape.shared(self.planned.taps)))
         self.variants.append(Variant(f"{StencilLast().words(shape.choice)}, {shape.bits}-bit", (step,), guards))

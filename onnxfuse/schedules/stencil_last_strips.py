@@ -68,8 +68,8 @@ OFFERED = 14
 @dataclass(frozen=True)
 class StencilLastShape:
     """A thread's strip of ``tall`` x ``broad`` results for ``width`` channels, and a block's threads: ``vectors`` of
-    channels, ``across`` strips by ``down``; ``rows``: of pixels that are asked for at once, one or all; ``bits``: of an
-    index."""
+    channels, ``across`` strips by ``down``; ``rows``: of pixels that are asked for at once, one or all; ``sums``:
+    whether blocks tell the sums of their results too; ``bits``: of an index."""
 
     tall: int
     broad: int
@@ -78,13 +78,14 @@ class StencilLastShape:
     across: int
     down: int
     rows: int = 1
+    sums: bool = False
     bits: int = 32
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         return (f"stencil_last_t{self.tall}x{self.broad}_w{self.width}_r{self.rows}_"
-                f"{self.vectors}x{self.across}x{self.down}_{self.bits}")
+                f"{self.vectors}x{self.across}x{self.down}{'_sums' * self.sums}_{self.bits}")
 
     @property
     def choice(self) -> Choice:
@@ -108,8 +109,8 @@ class StencilLastShape:
         return self.channels + (PIECE - self.channels) % BANKS
 
     def shared(self, taps: int) -> int:
-        """Bytes of its weights, so many for each channel."""
-        return 4 * taps * self.pitch
+        """Bytes of its weights, so many for each channel, and of what two turns' strips add up to."""
+        return 4 * (taps * self.pitch + 2 * self.sums * self.threads * self.width)
 
 
 @dataclass(frozen=True)

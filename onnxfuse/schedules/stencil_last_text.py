@@ -3,6 +3,9 @@
 Pixels wait in registers as they lie in memory.  Of a small window all rows of them are asked for at once, so that many
 are on their way.  Of a large one they are a loop, in which the next row is asked for before the one at hand is
 multiplied: were it unrolled, its instructions would be too many to stay where they are run from.
+
+Where the sums of all results of a channel are wanted too, threads add up what they stored of a strip, and blocks what
+their strips found, each time that they have been through them: float32, in an order that no GPU changes.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ TAPS_SIDE, CHANNELS_SIDE = 8, 4
 
 TURNS = 4
 """Of a group of threads that brings weights, whose are on their way together."""
+
+MOST_AT_ONCE = 16
+"""Strips of a block whose sums are on their way together."""
+
+SUMS = "sums_of_parts"
+"""Parameter: float32, of the parts of images that blocks go through, and channels."""
 
 
 class StripsText:
@@ -66,12 +75,42 @@ class StripsText:
                 "const idx first_y = (number / beyond % below * down + strip / across) * tall;",
                 f"const idx oz = number / beyond / below % {depth}, image = number / beyond / below / {depth};",
                 f"const bool live = c < {self.channels} && first_x < {width} && first_y < {height};",
-                *(self._layer() if self.early else self._layers()),
-                *self._stored(),
+                *self._turn(),
             ]),
             "}",
         ]
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _turn(self) -> list[str]:
+        """Lines that go through the strips of a block once; all threads take part where they add up."""
+        before, after = self._layer() if self.early else ([], self._layers())
+        if not self.shape.sums:
+            return [*before, "if (!live) continue;", *after, *self._stored()]
+        return [
+            *before,
+            "float told[width] = {};",
+            "if (live) {", *indented([*after, *self._stored()]), "}",
+            *self._added_up(),
+        ]
+
+    def _added_up(self) -> list[str]:
+        """Lines by which a block adds up what its strips found; the next turn's lies elsewhere, so that threads meet
+        once a turn."""
+        return [
+            "float* const found = weights + taps * pitch + (number - begin) % 2 * (across * down * channels);",
+            *unrolled("int v = 0; v < width; ++v", ["found[(strip * width + v) * vectors + vector] = told[v];"]),
+            "__syncthreads();",
+            f"for (int own = threadIdx.x; own < channels; own += {self.shape.threads}) {{",
+            *indented([
+                "const idx c = first_c + own % vectors * width + own / vectors;",
+                f"if (c >= {self.channels}) continue;",
+                "float sum = 0.0f;",
+                *unrolled("int beside = 0; beside < across * down; ++beside", [
+                    "sum += found[beside * channels + own];"], MOST_AT_ONCE),
+                f"{SUMS}[number * {self.channels} + c] = sum;",
+            ]),
+            "}",
+        ]
 
     def _constants(self) -> list[str]:
         shape, (z, y, x) = self.shape, self.parts.axes
@@ -139,24 +178,21 @@ class StripsText:
         return [f"const idx z = oz * {axis.stride} + {self.starts[0]} + tz * {axis.dilation};",
                 f"const bool layer = z >= 0 && z < {self.extents[0]};"]
 
-    def _layer(self) -> list[str]:
-        """Lines that sum up windows of one layer; in a block's first turn they bring weights."""
+    def _layer(self) -> tuple[list[str], list[str]]:
+        """Lines before windows of one layer are summed up, which in a block's first turn bring weights, and that sum
+        them up."""
         first, rest = self._one_ahead()
         return [
             "constexpr int tz = 0;",
             *self._z(),
             *([] if self.read is None else [f"{self._held}[columns];", "if (live && layer) {", *indented(first), "}"]),
             "if (number == begin) {", *indented(self._weights()), "}",
-            "if (!live) continue;",
-            "float sums[tall][broad][width] = {};",
-            "if (layer) {", *indented(rest), "}",
-        ]
+        ], ["float sums[tall][broad][width] = {};", "if (layer) {", *indented(rest), "}"]
 
     def _layers(self) -> list[str]:
         """Lines that sum up all layers of windows."""
         (first, rest), rows = (self._at_once(), "[rows]") if self.shape.rows > 1 else (self._one_ahead(), "")
         return [
-            "if (!live) continue;",
             "float sums[tall][broad][width] = {};",
             "#pragma unroll 1",
             f"for (int tz = 0; tz < {self.parts.axes[0].taps}; ++tz) {{",
@@ -292,5 +328,11 @@ class StripsText:
         _, height, width = self.counts
         return unrolled("int own = 0; own < tall; ++own", unrolled("int place = 0; place < broad; ++place", [
             "const idx oy = first_y + own, ox = first_x + place;",
-            f"if (oy < {height} && ox < {width}) {{", *indented(vector_lines(writer, stores)), "}",
+            f"if (oy < {height} && ox < {width}) {{", *indented([*vector_lines(writer, stores), *self._told()]), "}",
         ]))
+
+    def _told(self) -> list[str]:
+        """Lines that add up what was stored of the first result."""
+        kind = TYPES[self.parts.lowered.program.outputs[0].dtype]
+        stored = "y0[v]" if kind.size == 4 else f"of::round_to<{kind.storage}>(y0[v])"
+        return unrolled("int v = 0; v < width; ++v", [f"told[v] += {stored};"]) if self.shape.sums else []
