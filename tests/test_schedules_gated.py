@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -130,8 +129,10 @@ def test_weights_are_asked_for_together() -> None:
     """Those that threads hold before their row is, others some columns at a time."""
     few = made_of("torchvision", channels=128, few=32).kernel.source.partition("namespace of_gate")[2]
     assert few.index("held1[turn][at] = of::load<width>") < few.index("row0[i] =") and "begin += " not in few.partition("single")[0]
-    many = made_of("torchvision", channels=2048, few=128).kernel.source.partition("namespace of_gate")[2].partition("gate_1_wide")[0]
-    assert many.count("begin += ") == 2 and all(int(count) > 1 for count in re.findall(r"> held0\[(\d+)\]", many))
+    made = make(text_of("torchvision", channels=4096, few=16), 20, planned={"N": 512, "H": 7, "W": 7})
+    many = made.kernel.source.partition("namespace of_gate")[2].partition("single")[0]
+    assert "blocks = 1," in many and "> held1[6][2];" in many and "begin < turns; begin += 6)" in many
+    check(made, inputs_of(made, {"N": 2, "H": 2, "W": 1}), length=4096, misalign=False)
 
 
 REFUSED: Mapping[str, tuple[str, str]] = {
