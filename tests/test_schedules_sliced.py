@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 from kernel_harness import Made, attempt, check, make, parse, random_inputs, short_inputs
 
@@ -25,9 +26,25 @@ REGIONS: Mapping[str, str] = {
 }
 """By what they are."""
 
+BESIDE: Mapping[str, tuple[int, str]] = {
+    "a reduction block's": (3, f"g (T[N,9,7,16] x, T[24,3,3,16] w, T[40,3,3,16] v) => (T[N,4,3,80] y) {{ {LAST} p = Conv<strides = [2,2]>(i, k) q = Conv<strides = [2,2]>(i, l) r = Relu(q) m = MaxPool<kernel_shape = [3,3], strides = [2,2]>(i) z = Concat<axis = 1>(p, m, r) {BACK} }}"),
+    "means, channels first, of odd sizes": (2, "g (T[N,5,9,7] x, T[11,5,1,1] w) => (T[N,16,9,7] y) { m = AveragePool<kernel_shape = [3,3], pads = [1,1,1,1]>(x) p = Conv(x, w) y = Concat<axis = 1>(m, p) }"),
+    "a window of computed numbers": (2, f"g (T[N,9,8,16] x, T[24,1,1,16] w) => (T[N,9,8,40] y) {{ i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) r = Relu(i) m = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) n = Add(m, m) p = Conv(i, k) z = Concat<axis = 1>(p, n) {BACK} }}"),
+    "scale and shift": (2, f"g (T[N,9,8,24] x, T[8,1,1,24] w, T[24] s, T[24] b, T[24] a, T[24] v) => (T[N,9,8,32] y) {{ i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) e = Abs(v) n = BatchNormalization(i, s, b, a, e) q = Relu(n) p = Conv(i, k) z = Concat<axis = 1>(q, p) {BACK} }}"),
+    "a larger image": (2, f"g (T[N,4,3,16] x, T[N,8,6,8] u, T[24,3,3,8] w) => (T[N,8,6,40] y) <float[4] t = {{1.0, 1.0, 2.0, 2.0}}> {{ i = Transpose<perm = [0,3,1,2]>(x) j = Transpose<perm = [0,3,1,2]>(u) k = Transpose<perm = [0,3,1,2]>(w) m = Resize<mode = \"nearest\", coordinate_transformation_mode = \"asymmetric\", nearest_mode = \"floor\">(i, , t) p = Conv<pads = [1,1,1,1]>(j, k) z = Concat<axis = 1>(m, p) {BACK} }}"),
+    "passed on, two and one": (3, f"g (T[N,9,8,16] x, T[N,9,8,8] u, T[24,1,1,16] w) => (T[N,9,8,64] y) {{ i = Transpose<perm = [0,3,1,2]>(x) j = Transpose<perm = [0,3,1,2]>(u) k = Transpose<perm = [0,3,1,2]>(w) p = Conv(i, k) z = Concat<axis = 1>(i, j, p, i) {BACK} }}"),
+    "passed on, channels first": (2, "g (T[N,8,9,8] x, T[24,8,1,1] w) => (T[N,32,9,8] y) { p = Conv(x, w) y = Concat<axis = 1>(x, p) }"),
+    "passed on, what no vector divides": (2, f"g (T[N,9,8,7] x, T[N,9,8,9] u, T[5,3,3,7] w) => (T[N,9,8,21] y) {{ i = Transpose<perm = [0,3,1,2]>(x) j = Transpose<perm = [0,3,1,2]>(u) k = Transpose<perm = [0,3,1,2]>(w) p = Conv<pads = [1,1,1,1]>(i, k) z = Concat<axis = 1>(p, i, j) {BACK} }}"),
+    "halves of an image": (2, f"g (T[N,9,8,32] x, T[16,3,3,16] w) => (T[N,9,8,48] y) {{ i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) h, l = Split<axis = 1, num_outputs = 2>(i) c = Conv<pads = [1,1,1,1]>(l, k) p = Add(l, c) z = Concat<axis = 1>(h, l, p) {BACK} }}"),
+    "rows passed on": (2, "g (T[3,72] x, T[72,40] w, T[N,40] u) => (T[M,40] y) { p = MatMul(x, w) y = Concat<axis = 0>(u, p) }"),
+    "rows of as many as there are": (2, "g (T[N,72] x, T[N,24] u, T[72,40] w) => (T[N,64] y) { p = MatMul(x, w) g = Sigmoid(u) y = Concat<axis = 1>(p, g) }"),
+    "something of another size": (2, "g (T[N,72] x, T[M,24] u, T[72,40] w) => (T[N,64] y) { p = MatMul(x, w) g = Sigmoid(u) y = Concat<axis = 1>(g, p) }"),
+}
+"""The same of products and of what is none, with the launches that they take."""
+
 
 def made_of(name: str, kind: str = "float16") -> Made:
-    made = make(REGIONS[name].replace("T[", f"{kind}["))
+    made = make((BESIDE[name][1] if name in BESIDE else REGIONS[name]).replace("T[", f"{kind}["))
     assert made.kernel.schedule == "sliced"
     return made
 
@@ -40,8 +57,21 @@ def test_regions(name: str, kind: str) -> None:
     count = sum(REGIONS[name].count(f"= {product}") for product in ("Conv", "MatMul"))
     assert all(len(variant.steps) == count for variant in made.kernel.plan.variants)
     for seed, rows in enumerate((1, 3, 37) if "MatMul" in REGIONS[name] else (1, 3)):
-        inputs = (short_inputs if kind == "float" else random_inputs)(made, {"N": rows}, seed)
-        check(made, inputs, length=200)
+        check(made, inputs_of(made, rows, kind, seed), length=200)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_no_product(name: str, kind: str) -> None:
+    """The same in a launch for each window, and one for all neighbours that are copied."""
+    made, (count, text) = made_of(name, kind), BESIDE[name]
+    assert all(len(variant.steps) == count for variant in made.kernel.plan.variants)
+    for seed, rows in enumerate((3, 37) if "MatMul" in text else (3,)):
+        check(made, inputs_of(made, rows, kind, seed), length=200)
+
+
+def inputs_of(made: Made, rows: int, kind: str, seed: int = 0) -> dict[str, np.ndarray]:
+    return (short_inputs if kind == "float" else random_inputs)(made, {"N": rows, "M": rows}, seed)
 
 
 def test_nothing_beside_something() -> None:
@@ -54,7 +84,6 @@ def test_it_shares_no_launch() -> None:
 
 
 LEFT: Mapping[str, str] = {
-    "a part that is no product": "g (T[N,72] x, T[N,24] u, T[72,40] w) => (T[N,64] y) { p = MatMul(x, w) g = Sigmoid(u) y = Concat<axis = 1>(p, g) }",
     "two products in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[72,8] u) => (T[N,48] y) { p = MatMul(x, w) q = MatMul(x, v) r = Mul(p, q) s = MatMul(x, u) y = Concat<axis = 1>(r, s) }",
     "a norm in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[40] s) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) n = LayerNormalization(q, s) y = Concat<axis = 1>(p, n) }",
     "something behind": "g (T[N,72] x, T[72,40] w, T[72,40] v) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) z = Concat<axis = 1>(p, q) y = Relu(z) }",

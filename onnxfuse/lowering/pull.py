@@ -211,7 +211,10 @@ class Puller:
                 return self.element(tensor.operand, tuple(places[axis] for axis in range(len(at))), conditions)
             case Expand():
                 return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
-            case Slice() | Part():
+            case Slice():
+                return self.element(tensor.operand, tensor.within(at), conditions)
+            case Part():
+                self._agree(tensor.shape, tensor.operand.shape, tensor.axis)
                 return self.element(tensor.operand, tensor.within(at), conditions)
             case Concat():
                 return self._concat(tensor, at, conditions)
@@ -318,11 +321,15 @@ class Puller:
         exact = not TYPES[tensor.dtype].is_narrow
         return self._share(Scanned(tensor.dtype, exact, tensor.kind, element, tensor.exclusive, tensor.reverse))
 
+    def _agree(self, whole: Shape, part: Shape, along: int) -> None:
+        """Note that a part of a tensor ``along`` an axis has the tensor's sizes along all others."""
+        for axis, (size, own) in enumerate(zip(whole, part, strict=True)):
+            if axis != along and own != size:
+                self.relations["==", own, size] = None
+
     def _concat(self, tensor: Concat, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
-        for axis, size in enumerate(tensor.shape):
-            for operand in tensor.operands:
-                if axis != tensor.axis and operand.shape[axis] != size:
-                    self.relations["==", operand.shape[axis], size] = None
+        for operand in tensor.operands:
+            self._agree(tensor.shape, operand.shape, tensor.axis)
         start, branches = dim(0), []
         for operand in tensor.operands:
             end = start + operand.shape[tensor.axis]

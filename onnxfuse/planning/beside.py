@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import takewhile
@@ -279,9 +279,22 @@ class Offer:
             if self._decided(members, region, found) is not Outcome.REFUSED:
                 break
         if not self.taken:
-            refusal, cost = self.refused[members]
-            refusal = replace(refusal, node=refusal.node or ordered(members)[0].label, rule=self.stage)
-            self.pool.refuse(members, self.stage, refusal, cost)
+            self._tell(members)
+
+    def _tell(self, members: Members) -> None:
+        """Say why a region may not be chosen."""
+        refusal, cost = self.refused[members]
+        refusal = replace(refusal, node=refusal.node or ordered(members)[0].label, rule=self.stage)
+        self.pool.refuse(members, self.stage, refusal, cost)
+
+    def each(self, regions: Iterable[Members]) -> None:
+        """Weigh regions of which any may be chosen, and tell of the last where there is no kernel for one of them."""
+        for members in dict.fromkeys(regions):
+            region = self.pool.region(members, self.stage)
+            found = region if isinstance(region, Refusal) else self._costed(region)
+            self._decided(members, region, found)
+        if not self.taken:
+            self._tell(members)
 
     def folding(self, beside: Beside) -> None:
         """Weigh a product with what no other region holds and what can be folded into its weights, with as much behind

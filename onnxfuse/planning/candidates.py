@@ -135,8 +135,9 @@ class Maker:
         expected = next((each for each in told if each is not None), None)
         if expected is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
-        refusal = running(Does.POOLS).refuses(Request(lowered)) or (
-            None if has_reductions(lowered) else spread(members, outputs))
+        refusal = None if expected.apart else running(Does.POOLS).refuses(Request(lowered))
+        if refusal is None and not has_reductions(lowered):
+            refusal = spread(members, outputs)
         if refusal is not None:
             return replace(refusal, rule=rule)
         region = self._bound(ordered, rule, lowered.tensors, outputs, names, () if fold is None else fold.nodes)

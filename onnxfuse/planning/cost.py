@@ -22,7 +22,7 @@ from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify, is_contraction
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.broadcasts import cached_seconds
-from onnxfuse.planning.dequantised import dequantising
+from onnxfuse.planning.dequantised import product_type
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.traffic import KernelTraffic, Ledger, Needs
@@ -206,7 +206,7 @@ class CostModel:
             sliding = any(map(slides, nodes))
             counted = replace(counted, product=counted.product and not sliding, flops=counted.flops + extra)
             share = runtime_efficiency(nodes) * (uncached(counted.bytes, self.profile) if sliding else 1.0)
-            once = self.seconds(counted, _product_type(nodes, self.ledger), share)
+            once = self.seconds(counted, product_type(nodes, self.ledger), share)
             if len(nodes) == 1:
                 once = self._summed(node, once, counted)
                 if counted.kernels and lacks_kernel(node):
@@ -350,19 +350,28 @@ class CostModel:
         if made is None or (pace := made.pace) is None or rate is None:
             return None
         if pace.launches:
-            return pace.ends + sum(
-                kernel_time(each.bytes, 0, each.flops, self.profile, efficiency=each.share) for each in pace.launches)
-        copies = (counted.bytes + self.read_again(region)) / (TILES_COPY * self.profile.bandwidth)
+            return self._launched(pace)
+        # Of several kernels some may go through no tiles: what these move takes time of its own.
+        beside = [each for each in pace.parts if each.launches]
+        moved = counted.bytes + self.read_again(region) - sum(
+            launch.bytes for each in beside for launch in each.launches)
+        copies = max(moved, 0) / (TILES_COPY * self.profile.bandwidth)
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         more += pace.behind / (TILES_COPY * self.profile.bandwidth)
         if pace.parts:
-            return len(pace.parts) * TILE_BEGINS + max(sum(self._tiled(each, rate) for each in pace.parts), copies)
+            tiled = [self._tiled(each, rate) for each in pace.parts if not each.launches]
+            return len(tiled) * TILE_BEGINS + max(sum(tiled), copies) + sum(map(self._launched, beside))
         tiles = self._tiled(pace, rate)
         if pace.results is not None:
             behind = self._behind(region, counted) / (1e12 * pace.results)
             tiles = max(tiles, behind) if pace.meanwhile else tiles + behind
             more += self._read_beside(region, made) / (BESIDE_COPY * self.profile.bandwidth)
         return TILE_BEGINS + max(tiles, copies) + more
+
+    def _launched(self, pace: Pace) -> float:
+        """Seconds of launches that multiply no tiles."""
+        return pace.ends + sum(
+            kernel_time(each.bytes, 0, each.flops, self.profile, efficiency=each.share) for each in pace.launches)
 
     def _tiled(self, pace: Pace, rate: float) -> float:
         """Seconds in which the busiest multiprocessor goes through its tiles."""
@@ -427,7 +436,7 @@ class CostModel:
             counted = replace(counted, product=False, flops=flops)
         elif Does.CONTRACTS in does:
             rate = self._rate(schedule)
-            return self.seconds(counted, _product_type(nodes, self.ledger), again=again, rate=rate)
+            return self.seconds(counted, product_type(nodes, self.ledger), again=again, rate=rate)
         efficiency = schedule.efficiency
         if not schedule.cached:
             efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)
@@ -487,14 +496,3 @@ def _moved(nodes: Collection[Node]) -> tuple[tuple[Value, ...], tuple[Value, ...
     made = [value for node in ordered for value in node.outputs if value is not None]
     written = [value for value in made if is_given(value) or any(reader not in nodes for reader in readers(value))]
     return tuple(value for value in read if value.producer not in nodes), tuple(written)
-
-
-def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:
-    """Operand type of the first product among the nodes, 8 bits where all that these multiply is dequantised there."""
-    products = [node for node in nodes if ledger.node(node).product]
-    if not products:
-        return None
-    if len(nodes) > len(products) and dequantising(products, ledger.graph, lambda value: value.producer in nodes):
-        return TensorProto.INT8
-    operand: Value | None = min(products, key=lambda node: node.index).inputs[0]
-    return operand.dtype if operand is not None else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+from onnx import TensorProto
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import DEQUANTIZE, multiplied, quantised
+from onnxfuse.planning.traffic import Ledger
 
 
 def dequantising(products: Sequence[Node], graph: Graph, admits: Callable[[Value], bool]) -> frozenset[Node]:
@@ -22,6 +25,17 @@ def dequantising(products: Sequence[Node], graph: Graph, admits: Callable[[Value
     found.update(node for value in biases if value is not None and (node := value.producer) is not None
                  and node.op == DEQUANTIZE and admits(value))
     return frozenset(found)
+
+
+def product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:
+    """Operand type of the first product among the nodes, 8 bits where all that these multiply is dequantised there."""
+    products = [node for node in nodes if ledger.node(node).product]
+    if not products:
+        return None
+    if len(nodes) > len(products) and dequantising(products, ledger.graph, lambda value: value.producer in nodes):
+        return TensorProto.INT8
+    operand: Value | None = min(products, key=lambda node: node.index).inputs[0]
+    return operand.dtype if operand is not None else None
 
 
 def _chain(value: Value | None, graph: Graph, admits: Callable[[Value], bool]) -> list[Node]:

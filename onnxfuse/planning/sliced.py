@@ -1,18 +1,33 @@
-"""Regions of products whose results are put side by side: each writes its part, and nothing is copied."""
+"""Regions of products whose results are put side by side, also with others': each writes its part, and what has a
+kernel anyway is not copied.
+
+Of what is no product a window's part has a kernel of its own, and what is only computed element by element, or passed
+on as it is because others read it too, is copied.  Such a region gains what the products' parts, and the windows', need
+not be written and read once more, less the launches of copies: it is weighed against a kernel that puts all side by
+side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.operators.classes import pools, slides
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import stays
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
-from onnxfuse.schedules.sliced import MOST_PARTS
 
 MOST_BEHIND = 16
 """Nodes from a product to where its result is put beside others."""
+
+MOST_BEFORE = 8
+"""Nodes that compute what is put beside that, and is no product."""
 
 
 def offer_sliced(pool: CandidatePool, context: Context) -> None:
@@ -20,59 +35,114 @@ def offer_sliced(pool: CandidatePool, context: Context) -> None:
     if not (context.measures or pool.maker.costs.knows_tiles):
         return
     for node in ordered(node for node in pool.facts if node.op == "Concat"):
-        members = _branches(node, pool)
-        if members:
-            Offer(pool, context, STAGE, trusted=False).most([members])
+        regions = list(_Joined(node, pool).regions())
+        if regions:
+            Offer(pool, context, STAGE, trusted=False).each(regions)
 
 
-def _branches(joins: Node, pool: CandidatePool) -> Members:
-    """The branches of products that a node alone reads, with it and what lays out its result; none where one is of
-    something else."""
-    values = [value for value in joins.inputs if value is not None]
-    if not 1 < len(values) <= MOST_PARTS or len(set(values)) < len(values):
-        return frozenset()
-    members = {joins, *_leaving(joins, pool)}
-    for value in values:
-        branch = _branch(value, pool)
-        if not branch or members & branch:
+@dataclass(frozen=True)
+class _Joined:
+    """What the Concat ``node`` puts side by side."""
+
+    node: Node
+    pool: CandidatePool
+
+    def regions(self) -> Iterator[Members]:
+        """With all that is only computed for it, and with nothing but products, each with what lays out the result;
+        none where it joins no product."""
+        branches, others = set[Node](), list[Value]()
+        for value in dict.fromkeys(value for value in self.node.inputs if value is not None):
+            branch = self._branch(value)
+            if branch and not branches & branch:
+                branches |= branch
+            else:
+                others.append(value)
+        if not branches:
+            return
+        core = {self.node, *self._leaving, *branches}
+        for computes in (True, False):
+            members = frozenset(core.union(*(self._copied(value, computes) for value in others)))
+            if is_convex(members) is None and len(escaping(set(members))) == 1:
+                yield members
+
+    @cached_property
+    def _leaving(self) -> set[Node]:
+        """What alone reads the result and lays it out another way for others."""
+        result = self.node.outputs[0]
+        readers = set() if result is None or result.is_output else set(result.consumers)
+        return {each for each in readers if len(readers) == 1 and self._is(each, "leaves")}
+
+    def _is(self, node: Node | None, what: str) -> bool:
+        """Whether facts say so of a node."""
+        return node is not None and node in self.pool.facts and bool(getattr(self.pool.facts[node], what))
+
+    def _branch(self, value: Value) -> Members:
+        """A product with what is computed of its results alone up to a value, which lies as others have it or is taken
+        back from that; nothing where the value is of something else, or somebody else reads it too."""
+        taken, last = {self.node}, value
+        if self.node.inputs.count(value) > 1 or not stays(value, taken):
             return frozenset()
-        members |= branch
-    return frozenset(members) if is_convex(members) is None and len(escaping(members)) == 1 else frozenset()
+        if self._is(value.producer, "returns"):
+            assert value.producer is not None
+            taken.add(value.producer)
+            last = next(iter(value.producer.reads()))
+        product = self._product(last)
+        if product is None or not stays(last, taken):
+            return frozenset()
+        beside = Beside([product], self.pool.maker.view, self.pool.facts, transposes=True)
+        for members in (*beside.behind(), beside.core):
+            if escaping(set(members)) == [last]:
+                return members.union(taken - {self.node})
+        return frozenset()
 
+    def _product(self, value: Value) -> Node | None:
+        """The product that a value is computed of, through what has one operand that is no constant, or a gate of it.
+        """
+        waiting, seen = [value], set[Node]()
+        while waiting and len(seen) <= MOST_BEHIND:
+            node = waiting.pop().producer
+            if node is None or node in seen or node not in self.pool.facts:
+                continue
+            if self.pool.facts[node].contracts:
+                return None if self.pool.facts[node].maxima or slides(node) else node
+            seen.add(node)
+            waiting += node.reads()
+        return None
 
-def _leaving(node: Node, pool: CandidatePool) -> set[Node]:
-    """What alone reads a node's result and lays it out another way for others."""
-    result = node.outputs[0]
-    readers = set() if result is None or result.is_output else set(result.consumers)
-    return {each for each in readers if len(readers) == 1 and each in pool.facts and pool.facts[each].leaves}
+    def _copied(self, value: Value, computes: bool) -> set[Node]:
+        """What makes a value that is copied for the node alone, element by element or of windows; where it ``computes``
+        nothing, what takes the value back that lies another way."""
+        members: set[Node] = set()
+        waiting = [value]
+        while waiting and len(members) <= MOST_BEFORE:
+            made = self._makers(waiting.pop(), {self.node, *members}, computes)
+            members.update(made)
+            last = made[-1] if made else None
+            if last is not None and not self.pool.facts[last].returns:
+                # What is computed before windows would be computed for each.
+                waiting += [each for each in last.reads() if not pools(last) or self._is(each.producer, "returns")]
+        return members
 
+    def _makers(self, value: Value, readers: set[Node], computes: bool) -> list[Node]:
+        """What makes a value for some readers alone, last what computes it: behind that two transposes may stand that
+        take each other back.  The second of them by itself where nothing may come in before."""
+        node = value.producer
+        if node is None or not stays(value, readers):
+            return []
+        if not self._is(node, "returns"):
+            return [node] if computes and self._computes(node, readers) else []
+        (between,) = node.reads()
+        leaves = between.producer
+        if not computes or leaves is None or not self._is(leaves, "leaves") or not stays(between, {node}):
+            return [node]
+        (source,) = leaves.reads()
+        last = source.producer
+        return [node, leaves, last] if last is not None and self._computes(last, {leaves}) else [node]
 
-def _branch(value: Value, pool: CandidatePool) -> set[Node]:
-    """A product with what is computed of its results alone up to a value, which lies as others have it or is taken back
-    from that; nothing where the value is of something else."""
-    facts, taken, last = pool.facts, set[Node](), value
-    if value.producer is not None and value.producer in facts and facts[value.producer].returns:
-        taken.add(value.producer)
-        last = next(iter(value.producer.reads()))
-    product = _product(last, pool)
-    if product is None:
-        return set()
-    beside = Beside([product], pool.maker.view, facts, transposes=True)
-    for members in (*beside.behind(), beside.core):
-        if escaping(set(members)) == [last]:
-            return {*members, *taken}
-    return set()
-
-
-def _product(value: Value, pool: CandidatePool) -> Node | None:
-    """The product that a value is computed of, through what has one operand that is no constant, or a gate of it."""
-    waiting, seen = [value], set[Node]()
-    while waiting and len(seen) <= MOST_BEHIND:
-        node = waiting.pop().producer
-        if node is None or node in seen or node not in pool.facts:
-            continue
-        if pool.facts[node].contracts:
-            return None if pool.facts[node].maxima else node
-        seen.add(node)
-        waiting += node.reads()
-    return None
+    def _computes(self, node: Node, readers: set[Node]) -> bool:
+        """Whether a node computes element by element, or of windows, for some readers alone."""
+        known = self.pool.facts.get(node)
+        if known is None or known.rows is not None or known.contracts or known.maxima or known.transposes or (
+                known.leaves or known.returns):
+            return False
+        return all(each is None or stays(each, readers) for each in node.outputs)

@@ -64,7 +64,8 @@ class Pace:
             whether the next tile is multiplied while that is.
         whole: seconds of all that behind ``TILE_BEGINS``, where it follows from other things than arithmetic; ends:
             seconds that a tile takes beside to be stored; behind: bytes that further launches move.
-        launches: what each launch of a node moves, where none multiplies tiles; ``ends`` are seconds beside that.
+        launches: what each launch moves of a node, or of a part, that multiplies no tiles; ``ends`` are seconds beside
+            that.
         parts: of a node with several such kernels, those of each.
     """
 

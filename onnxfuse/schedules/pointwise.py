@@ -5,7 +5,8 @@ The loop runs over the row-major place ``L`` in the outputs.  An operand that is
 outputs need neighbouring elements.
 
 Outputs with different numbers of elements, as the unequal halves of a Split, have a loop each, over blocks of their
-own: those of the first come first.  So no vector lies in two outputs, and an empty one takes no block.
+own: those of the first come first.  So no vector lies in two outputs, and an empty one takes no block.  Where an output
+is a part of a tensor, the loop runs over that part, and stores it where it lies in the whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import reduce
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Part, Tensor
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
@@ -25,6 +27,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
+    divides,
     fits_narrow,
     has_reductions,
     make_plan,
@@ -41,7 +44,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
-from onnxfuse.schedules.text import Sizes, Writer, unrolled
+from onnxfuse.schedules.text import Sizes, Writer, pointer, unrolled
 
 THREADS = 256
 
@@ -85,12 +88,13 @@ def kernel_of(request: Request, schedule: str, width_of: Callable[[Sequence[Loop
         loops = _loops(lowered, puller)
     except Unlowerable as stopped:
         return stopped.refusal
-    width = width_of(loops, puller)
+    width = _storable(loops, puller, width_of(loops, puller), lowered.binding.planned(sizes))
     signature = Signature(lowered)
     lanes, names = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
     texts = [_Text.of(loop, each, lowered, names) for loop, each in zip(loops, lanes, strict=True)]
     for loop, each in zip(loops, lanes, strict=True):
         each.rely_on_loads(loop.loads)
+        each.rely_on_vectors(loop.places)
     *functions, whole = _functions(signature.parameters(names.used), texts)
     entries: list[Entry] = []
     needed = dict.fromkeys(guard for loop, each in zip(loops, lanes, strict=True)
@@ -119,8 +123,8 @@ class Loop:
     """Outputs with equally many elements.
 
     Attributes:
-        base: the loop's variable; total: elements of each of the outputs.
-        outputs: their places; roots: what an element of each is.
+        base: the loop's variable; total: elements that it computes of each of the outputs.
+        outputs: which they are; roots: what an element of each is; places: where it is stored.
         loads: what differs from element to element; dtypes: types of that, and of the outputs.
     """
 
@@ -128,6 +132,7 @@ class Loop:
     total: Dim
     outputs: tuple[int, ...]
     roots: tuple[Scalar, ...]
+    places: tuple[Dim, ...]
     loads: tuple[Load, ...]
     dtypes: tuple[int, ...]
 
@@ -148,18 +153,41 @@ def _loops(lowered: Lowered, puller: Puller) -> list[Loop]:
         Unlowerable: an element cannot be had by itself.
     """
     outputs = lowered.program.outputs
+    shapes = [_computed(output).shape for output in outputs]
     loops: list[Loop] = []
-    for total in dict.fromkeys(product(output.shape) for output in outputs):
+    for total in dict.fromkeys(map(product, shapes)):
         base = f"@L{len(loops) or ''}"
         place = puller.space.base(base, total)
-        places = tuple(index for index, output in enumerate(outputs) if product(output.shape) == total)
-        roots = tuple(puller.element(outputs[index], puller.space.delinear(place, outputs[index].shape))
-                      for index in places)
+        own = tuple(index for index, shape in enumerate(shapes) if product(shape) == total)
+        ats = [puller.space.delinear(place, shapes[index]) for index in own]
+        ats = [output.around(at) if isinstance(output := outputs[index], Part) else at
+               for index, at in zip(own, ats, strict=True)]
+        roots = tuple(puller.element(outputs[index], at) for index, at in zip(own, ats, strict=True))
+        places = tuple(puller.space.linear(at, outputs[index].shape) if isinstance(outputs[index], Part) else place
+                       for index, at in zip(own, ats, strict=True))
         # An index read from memory may be another loop's: it does not move along this one.
         loads = tuple(moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "", 1)))
-        dtypes = (*(outputs[index].dtype for index in places), *(load.dtype for load in loads))
-        loops.append(Loop(base, total, places, roots, loads, dtypes))
+        dtypes = (*(outputs[index].dtype for index in own), *(load.dtype for load in loads))
+        loops.append(Loop(base, total, own, roots, places, loads, dtypes))
     return loops
+
+
+def _computed(output: Tensor) -> Tensor:
+    """What is computed of an output: the rest is somebody else's."""
+    return output.operand if isinstance(output, Part) else output
+
+
+def _storable(loops: Sequence[Loop], puller: Puller, most: int, planned: Mapping[str, int]) -> int:
+    """The widest vectors, of no more elements than the ``most``, that lie together in parts of outputs too, at the
+    planned sizes."""
+    for width in (most >> step for step in range(most.bit_length() - 1)):
+        each = [(loop, loop.lanes(puller, width)) for loop in loops]
+        for loop, lanes in each:
+            lanes.rely_on_vectors(loop.places)
+        if all(lanes.stride(place) == 1 and lanes.aligned(place) for loop, lanes in each for place in loop.places) and (
+                all(divides(lanes, planned) for _, lanes in each)):
+            return width
+    return 1
 
 
 def read_again(lowered: Lowered) -> Dim:
@@ -167,18 +195,28 @@ def read_again(lowered: Lowered) -> Dim:
     numbers of elements do not share what they read."""
     if len({product(output.shape) for output in lowered.program.outputs}) == 1:
         return dim(0)
+    reads = read(lowered)
+    wholes = [product(tensor.shape) * TYPES[tensor.dtype].size for tensor in lowered.program.inputs]
+    again = dim(0)
+    for size, whole in zip(reads, wholes if reads else (), strict=True):
+        again = again + size - minimum(size, whole)
+    return again.substitute(lowered.binding.names)
+
+
+def read(lowered: Lowered) -> list[Dim]:
+    """Bytes, by its own symbols, that such a region reads of each input, no loop more than there are; nothing where an
+    element cannot be had by itself."""
     try:
         loops = _loops(lowered, Puller(IndexSpace()))
     except Unlowerable:
-        return dim(0)
-    again = dim(0)
+        return []
+    found = []
     for place, tensor in enumerate(lowered.program.inputs):
-        whole, read = product(tensor.shape), dim(0)
+        whole, count = product(tensor.shape), dim(0)
         for loop in loops:
-            times = sum(load.input == place for load in loop.loads)
-            read = read + minimum(loop.total * times, whole)
-        again = again + (read - minimum(read, whole)) * TYPES[tensor.dtype].size
-    return again.substitute(lowered.binding.names)
+            count = count + minimum(loop.total * sum(load.input == place for load in loop.loads), whole)
+        found.append(count * TYPES[tensor.dtype].size)
+    return found
 
 
 @dataclass(frozen=True)
@@ -258,10 +296,10 @@ class _Text:
     @classmethod
     def of(cls, loop: Loop, lanes: Lanes, lowered: Lowered, sizes: Sizes) -> _Text:
         """The text of a loop; ``sizes`` notes what it uses."""
-        place, outputs = loop.base.removeprefix("@"), lowered.program.outputs
-        stores = [Store(index, outputs[index].dtype, root, f"o{index} + {place}")
-                  for index, root in zip(loop.outputs, loop.roots, strict=True)]
-        lines = vector_lines(Writer(lanes, sizes), stores)
+        place, outputs, writer = loop.base.removeprefix("@"), lowered.program.outputs, Writer(lanes, sizes)
+        stores = [Store(index, outputs[index].dtype, root, pointer(f"o{index}", writer.index(there)))
+                  for index, root, there in zip(loop.outputs, loop.roots, loop.places, strict=True)]
+        lines = vector_lines(writer, stores)
         body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
         size = Writer(lanes, sizes).size(loop.total)
         return cls(place, body, size, loop.total.multiple_of() % lanes.width == 0)

@@ -67,10 +67,11 @@ class Request:
 @dataclass(frozen=True)
 class Expected:
     """What a region's kernel will take, before it is made: kernels to launch, and bytes, over the graph's symbols, that
-    are read more than once."""
+    are read more than once; ``apart``: whether windows have launches of their own, whatever stands beside them."""
 
     steps: int = 1
     read_again: Dim = field(default_factory=lambda: dim(0))
+    apart: bool = False
 
 
 class Schedule(ABC):
