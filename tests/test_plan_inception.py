@@ -1,9 +1,12 @@
-"""An inception block: branches of convolutions and a pooling of one image, whose results are put side by side."""
+"""An inception block: branches of convolutions and a pooling of one image, whose results are put side by side.  What
+else networks put there, as exporters spell it: a pooled image, halves of one, what earlier layers gave, an image that is
+enlarged."""
 
 # ruff: noqa: E501 (a model is one line)
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -107,4 +110,70 @@ def test_it_is_right() -> None:
     """Every kernel of the block, on small images."""
     made = optimise(model_of(1, 8, around=True), Options(target="H100", verify=False, database=False, least_gain=0.0))
     found = verify(made, EmulatedRunner()).nodes
+    assert found and {node.verdict for node in found} == {"passed"}, found
+
+
+TWICE = 'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor", cubic_coeff_a = -0.75'
+
+NETWORKS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    # Inception v3's reduction block.
+    "reduction": (
+        "a = Conv<strides = [2,2]>(x, w0_128_64_3, b0_128) r = Relu(a) c = Conv(x, w1_64_64_1, b1_64) d = Relu(c) "
+        "e = Conv<pads = [1,1,1,1]>(d, w2_96_64_3, b2_96) f = Relu(e) h = Conv<strides = [2,2]>(f, w3_96_96_3, b3_96) i = Relu(h) "
+        "m = MaxPool<kernel_shape = [3,3], strides = [2,2]>(x) z = Concat<axis = 1>(r, i, m) ",
+        288, ("Conv", "Add", "Relu", "Conv", "Add", "Relu", "MaxPool", "Concat")),
+    # YOLO's C2f: halves of an image, of which one goes on through two convolutions, and is added to what they give.
+    "C2f": (
+        "h, l = Split<axis = 1>(x, halves) a = Conv<pads = [1,1,1,1]>(l, w0_32_32_3, b0_32) as = Sigmoid(a) am = Mul(a, as) "
+        "c = Conv<pads = [1,1,1,1]>(am, w1_32_32_3, b1_32) cs = Sigmoid(c) cm = Mul(c, cs) q = Add(l, cm) "
+        "z = Concat<axis = 1>(h, l, q) ",
+        96, ("Conv", "Add", "Sigmoid", "Mul", "Add", "Concat")),
+    # A U-Net's skip beside a convolution of an image that is enlarged.
+    "U-Net": (
+        f"d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) e = Conv<pads = [1,1,1,1]>(d, w0_128_64_3, b0_128) f = Relu(e) "
+        f"u = Resize<{TWICE}>(f, , scales) v = Conv<pads = [1,1,1,1]>(u, w1_64_128_3, b1_64) s = Relu(v) z = Concat<axis = 1>(s, x) ",
+        128, ("Conv", "Add", "Relu", "Concat")),
+    # A decoder that enlarges an image beside a convolution of the larger one.
+    "neck": (
+        f"d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) e = Conv<pads = [1,1,1,1]>(d, w0_128_64_3, b0_128) f = Relu(e) "
+        f"u = Resize<{TWICE}>(f, , scales) v = Conv(x, w1_256_64_1, b1_256) s = Relu(v) z = Concat<axis = 1>(u, s) ",
+        384, ("Resize", "Conv", "Add", "Relu", "Concat")),
+    # VoVNet's: what each layer gives goes on to the next, and all of it is put side by side.
+    "one-shot aggregation": (
+        "a = Conv<pads = [1,1,1,1]>(x, w0_64_64_3, b0_64) r = Relu(a) c = Conv<pads = [1,1,1,1]>(r, w1_64_64_3, b1_64) d = Relu(c) "
+        "z = Concat<axis = 1>(x, r, d) ",
+        192, ("Conv", "Add", "Relu", "Concat")),
+}
+"""Nodes of a block of 64 channels, how many it gives, and what becomes one region with its Concat; weights are called by
+their shapes."""
+
+
+def network(name: str, images: int, size: int) -> onnx.ModelProto:
+    """The block between two convolutions, in float16."""
+    nodes, given, _ = NETWORKS[name]
+    nodes = f"g = Conv<pads = [1,1,1,1]>(v0, w9_64_64_3, b9_64) x = Relu(g) {nodes} y = Conv(z, w8_64_{given}_1)"
+    generator, arrays = np.random.default_rng(7), {}
+    for each in sorted(set(re.findall(r"\b[wb]\d_[\d_]+", nodes))):
+        shape = tuple(map(int, each.split("_")[1:]))
+        arrays[each] = (generator.standard_normal(shape + shape[-1:] * (len(shape) == 3)) / 16).astype(np.float16)
+    shapes = {each: f"float16[{','.join(map(str, array.shape))}]" for each, array in arrays.items()}
+    arrays |= {each: array for each, array in CONSTANTS.items() if each in nodes}
+    shapes |= {each: kind for each, kind in (("halves", "int64[2]"), ("scales", "float[4]")) if each in nodes}
+    read = "".join(f", {kind} {each}" for each, kind in shapes.items())
+    after = (size - 3) // 2 + 1 if name == "reduction" else size
+    return with_constants(parse(f"g (float16[{images},64,{size},{size}] v0{read}) => (float16[{images},64,{after},{after}] y) {{ {nodes} }}"), arrays)
+
+
+CONSTANTS = {"halves": np.array([32, 32]), "scales": np.array([1, 1, 2, 2], np.float32)}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_put_beside_a_convolution(name: str) -> None:
+    """The convolution writes its part, and one launch has all that is copied; of small images every variant is right."""
+    made = optimise(network(name, 32, 56), Options(target="H200", verify=False, database=False))
+    (joined,) = [region for region in made.plan.fusions if "Concat" in operators(region)]
+    assert (joined.kernel.schedule, Counter(operators(joined))) == ("sliced", Counter(NETWORKS[name][2]))
+    assert launches(joined) == operators(joined).count("Conv") + 1
+    small = optimise(network(name, 1, 8), Options(target="H200", verify=False, database=False, least_gain=0.0))
+    found = verify(small, EmulatedRunner()).nodes
     assert found and {node.verdict for node in found} == {"passed"}, found

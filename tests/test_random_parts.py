@@ -6,7 +6,7 @@ float64, in every way that a kernel has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from kernel_harness import Made, check, random_inputs, short_inputs
@@ -30,34 +30,52 @@ class Part(Text):
 
 
 class Branches(Part):
-    """Convolutions of one image or of several, or products, side by side."""
+    """Convolutions of one image or of several, or products, side by side, also with what is none: windows, what is
+    computed element by element, and what is passed on."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         rng, count = self.rng, self.rng.randint(2, 4)
-        widths = [rng.choice(SIZES) for _ in range(count)]
+        multiplied = {rng.randrange(count)} | {place for place in range(count) if rng.random() < 0.6}
         if rng.random() < 0.3:
-            rows = rng.choice((1, 5, 33, 70))
-            parts = [self.follow(self.say("MatMul", self.read(rows, depth), self.read(depth, width)))
-                     for width in widths for depth in [rng.choice(SIZES)]]
-            self.results.append(self.say("Concat<axis = 1>", *parts))
-            self.shape, self.depth = f"{rows},{sum(widths)}", 72
+            self.rows([place in multiplied for place in range(count)])
             return
         images, side, last = rng.randint(1, 3), (rng.randint(3, 9), rng.randint(3, 9)), rng.random() < 0.6
         shared = self.image(images, side, last) if rng.random() < 0.6 else None
-        parts = []
-        for width in widths:
+        parts, widths = [], []
+        for place in range(count):
             image, channels = shared or self.image(images, side, last)
-            taps = rng.choice((1, 3))
-            weights = self.read(width, taps, taps, channels) if last else self.read(width, channels, taps, taps)
-            weights = self.say("Transpose<perm = [0,3,1,2]>", weights) if last else weights
-            more = [self.read(width)] if rng.random() < 0.5 else []
-            pads = f"Conv<pads = [{','.join([str(taps // 2)] * 4)}]>"
-            parts.append(self.follow(self.say(pads, image, weights, *more)))
+            part = self.convolved(image, channels, last) if place in multiplied else (self.copied(image), channels)
+            parts.append(part[0])
+            widths.append(part[1])
         joined = self.say("Concat<axis = 1>", *parts)
         sizes = (images, *side, sum(widths)) if last else (images, sum(widths), *side)
         self.results.append(self.say("Transpose<perm = [0,2,3,1]>", joined) if last else joined)
         self.shape, self.depth = ",".join(map(str, sizes)), 9 * 72
+
+    def rows(self, multiplied: Sequence[bool]) -> None:
+        """Products, and others, of as many rows."""
+        rows = self.rng.choice((1, 5, 33, 70))
+        widths = [self.rng.choice(SIZES) for _ in multiplied]
+        parts = [self.follow(self.say("MatMul", self.read(rows, depth), self.read(depth, width)) if own else
+                             self.read(rows, width))
+                 for width, own in zip(widths, multiplied, strict=True) for depth in [self.rng.choice(SIZES)]]
+        self.results.append(self.say("Concat<axis = 1>", *parts))
+        self.shape, self.depth = f"{rows},{sum(widths)}", 72
+
+    def convolved(self, image: str, channels: int, last: bool) -> tuple[str, int]:
+        """A convolution of an image, and its channels."""
+        taps, width = self.rng.choice((1, 3)), self.rng.choice(SIZES)
+        weights = self.read(width, taps, taps, channels) if last else self.read(width, channels, taps, taps)
+        weights = self.say("Transpose<perm = [0,3,1,2]>", weights) if last else weights
+        more = [self.read(width)] if self.rng.random() < 0.5 else []
+        pads = f"Conv<pads = [{','.join([str(taps // 2)] * 4)}]>"
+        return self.follow(self.say(pads, image, weights, *more)), width
+
+    def copied(self, image: str) -> str:
+        """An image, or what windows or arithmetic make of it."""
+        kind = self.rng.choice(("", "MaxPool", "AveragePool"))
+        return self.follow(self.say(f"{kind}<kernel_shape = [3,3], pads = [1,1,1,1]>", image) if kind else image)
 
     def image(self, images: int, side: tuple[int, int], last: bool) -> tuple[str, int]:
         """One to convolve, and its channels."""

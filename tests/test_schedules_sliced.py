@@ -5,13 +5,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle, product
 
 import numpy as np
 import pytest
-from kernel_harness import Made, attempt, check, make, parse, random_inputs, short_inputs
+from emulator import EmulatorError, run_plan
+from kernel_harness import (
+    Made,
+    Region,
+    arguments,
+    attempt,
+    check,
+    make,
+    parse,
+    random_inputs,
+    region_of,
+    short_inputs,
+)
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import sharing
+from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel, sharing
 
 LAST = "i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) l = Transpose<perm = [0,3,1,2]>(v)"
 BACK = "y = Transpose<perm = [0,2,3,1]>(z)"
@@ -54,14 +67,18 @@ def made_of(name: str, kind: str = "float16") -> Made:
 def test_regions(name: str, kind: str) -> None:
     """Every variant writes all of the result, and no more, in a launch for each product."""
     made = made_of(name, kind)
-    count = sum(REGIONS[name].count(f"= {product}") for product in ("Conv", "MatMul"))
+    count = sum(REGIONS[name].count(f"= {op}") for op in ("Conv", "MatMul"))
     assert all(len(variant.steps) == count for variant in made.kernel.plan.variants)
     for seed, rows in enumerate((1, 3, 37) if "MatMul" in REGIONS[name] else (1, 3)):
         check(made, inputs_of(made, rows, kind, seed), length=200)
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("name", BESIDE)
+KINDS = ("float16", "bfloat16", "float")
+
+SOME = {*zip(BESIDE, cycle(KINDS)), *product(("a reduction block's", "passed on, two and one", "scale and shift"), KINDS)}
+
+
+@pytest.mark.parametrize(("name", "kind"), sorted(SOME))
 def test_what_is_no_product(name: str, kind: str) -> None:
     """The same in a launch for each window, and one for all neighbours that are copied."""
     made, (count, text) = made_of(name, kind), BESIDE[name]
@@ -79,11 +96,55 @@ def test_nothing_beside_something() -> None:
     check(made_of("rows"), random_inputs(made_of("rows"), {"N": 0}), length=72)
 
 
+def test_vectors_begin_where_parts_do() -> None:
+    """A part of which vectors would not be aligned in the whole is copied in narrower ones, and where sizes are open
+    those that a run has decide."""
+    text = "g (float16[N,C,4] x, float16[N,{0},4] u, float16[8,{0},1] w) => (float16[N,D,4] y) {{ p = Conv(u, w) y = Concat<axis = 1>({1}) }}"
+    behind = {channels: make(text.format(channels, "p, x") if channels != 3 else text.format(channels, "x, p")) for channels in (3, 8)}
+    for made in behind.values():
+        for count in (2, 3):
+            check(made, random_inputs(made, {"N": 2, "C": count, "D": 8 + count}), length=8)
+    narrow = make("g (float16[N,3] x, float16[N,16] u, float16[16,6] w) => (float16[N,9] y) { p = MatMul(u, w) y = Concat<axis = 1>(p, x) }")
+    assert all("width 1" in variant.name for variant in narrow.kernel.plan.variants)
+    halved = make("g (float16[N,6] x, float16[N,16] u, float16[16,4] w) => (float16[N,10] y) { p = MatMul(u, w) y = Concat<axis = 1>(p, x) }")
+    assert "width 2" in halved.kernel.plan.variants[0].name
+    check(halved, random_inputs(halved, {"N": 5}), length=16)
+
+
+def test_sizes_that_do_not_agree() -> None:
+    text = "g (float16[\"s + 1\",8] x, float16[\"2*t\",24] u, float16[8,40] w) => (float16[N,64] y) { p = MatMul(x, w) g = Sigmoid(u) y = Concat<axis = 1>(p, g) }"
+    made = make(text)
+    assert made.kernel.schedule == "sliced"
+    check(made, random_inputs(made, {"s": 5, "t": 3}), length=8)
+    with pytest.raises(EmulatorError, match="does not hold between sizes"):
+        run_plan(made.kernel.plan, made.kernel.source, arguments(made, random_inputs(made, {"s": 5, "t": 4})))
+
+
+def test_what_a_copy_takes() -> None:
+    """Bytes of each launch; what is read by a product and by copies counts for each of these once more."""
+    text = f"g (float16[32,28,28,64] x, float16[96,1,1,64] w) => (float16[32,28,28,224] y) {{ i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) p = Conv(i, k) m = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(i) z = Concat<axis = 1>(p, m, i) {BACK} }}"
+    made = region_of(parse(text))
+    assert isinstance(made, Region)
+    expected = SCHEDULES["sliced"].expected(made.lowered, {}, 132)
+    image = 2 * 32 * 28 * 28 * 64
+    assert expected is not None and expected.steps == 3 and expected.read_again == 2 * image
+    kernel = make_kernel(Request(made.lowered))
+    assert isinstance(kernel, Kernel) and len(kernel.plan.variants[0].steps) == 3 and kernel.pace is not None
+    copies = [launch for pace in kernel.pace.parts for launch in pace.launches]
+    assert [launch.bytes for launch in copies] == [2 * image, 2 * image] and len(kernel.pace.parts) == 3
+    assert [launch.flops > 0 for launch in copies] == [True, False]
+
+
 def test_it_shares_no_launch() -> None:
     assert not sharing(made_of("three").kernel)
 
 
 LEFT: Mapping[str, str] = {
+    "nothing of a product": "g (T[N,72] x, T[N,24] u) => (T[N,96] y) { g = Sigmoid(u) y = Concat<axis = 1>(x, g) }",
+    "a product twice": "g (T[N,72] x, T[72,40] w) => (T[N,80] y) { p = MatMul(x, w) y = Concat<axis = 1>(p, p) }",
+    "a product and what is computed of it": "g (T[N,72] x, T[72,40] w) => (T[N,80] y) { p = MatMul(x, w) r = Relu(p) y = Concat<axis = 1>(p, r) }",
+    "a window of a product": "g (T[N,8,9,7] x, T[8,8,1,1] w, T[8,8,1,1] v) => (T[N,16,9,7] y) { p = Conv(x, w) q = Conv(x, v) m = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(q) y = Concat<axis = 1>(p, m) }",
+    "running totals in a part": "g (T[N,72] x, T[N,40] u, T[72,40] w) => (T[N,80] y) <int64 a = {1}> { p = MatMul(x, w) c = CumSum(u, a) y = Concat<axis = 1>(p, c) }",
     "two products in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[72,8] u) => (T[N,48] y) { p = MatMul(x, w) q = MatMul(x, v) r = Mul(p, q) s = MatMul(x, u) y = Concat<axis = 1>(r, s) }",
     "a norm in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[40] s) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) n = LayerNormalization(q, s) y = Concat<axis = 1>(p, n) }",
     "something behind": "g (T[N,72] x, T[72,40] w, T[72,40] v) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) z = Concat<axis = 1>(p, q) y = Relu(z) }",

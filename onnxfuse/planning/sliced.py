@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators.classes import pools, slides
 from onnxfuse.planning.beside import Beside, Offer
@@ -86,10 +87,10 @@ class _Joined:
             assert value.producer is not None
             taken.add(value.producer)
             last = next(iter(value.producer.reads()))
-        product = self._product(last)
-        if product is None or not stays(last, taken):
+        found = self._product(last)
+        if found is None or not stays(last, taken):
             return frozenset()
-        beside = Beside([product], self.pool.maker.view, self.pool.facts, transposes=True)
+        beside = Beside([found], self.pool.maker.view, self.pool.facts, transposes=True)
         for members in (*beside.behind(), beside.core):
             if escaping(set(members)) == [last]:
                 return members.union(taken - {self.node})
@@ -145,4 +146,24 @@ class _Joined:
         if known is None or known.rows is not None or known.contracts or known.maxima or known.transposes or (
                 known.leaves or known.returns):
             return False
-        return all(each is None or stays(each, readers) for each in node.outputs)
+        return all(each is None or stays(each, readers) for each in node.outputs) and not self._follows(node)
+
+    def _follows(self, node: Node) -> bool:
+        """Whether another product's kernel computes a node with its results: of these alone, element by element."""
+        waiting, seen = [*node.reads()], set[Node]()
+        while waiting and len(seen) <= MOST_BEHIND:
+            value = waiting.pop()
+            before = value.producer
+            if before is None or before in seen or before not in self.pool.facts or len(set(value.consumers)) > 1:
+                continue
+            seen.add(before)
+            if self.pool.facts[before].contracts:
+                return _elements(node) is not None and _elements(node) == _elements(before)
+            waiting += [] if self.pool.facts[before].returns else before.reads()
+        return False
+
+
+def _elements(node: Node) -> Dim | None:
+    """How many there are of a node's first result."""
+    result = node.outputs[0]
+    return None if result is None or result.shape is None else product(result.shape)
