@@ -3,7 +3,7 @@
 Named groups and lone nodes grow into one another (``grow``), and each group is weighed with its parts (``weighing``).
 So are matches that lost their nodes to others, neighbours that names keep apart, products, attentions and depthwise
 convolutions with what is around them (``products``, ``contractions``, ``depthwise``), images that their means scale
-(``gated``), and products whose results are put side by side (``sliced``).
+(``gated``), and products whose results are put side by side, also with others (``sliced``).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ side.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,28 +88,25 @@ class _Joined:
             assert value.producer is not None
             taken.add(value.producer)
             last = next(iter(value.producer.reads()))
-        found = self._product(last)
-        if found is None or not stays(last, taken):
-            return frozenset()
-        beside = Beside([found], self.pool.maker.view, self.pool.facts, transposes=True)
-        for members in (*beside.behind(), beside.core):
-            if escaping(set(members)) == [last]:
-                return members.union(taken - {self.node})
+        for found in self._products(last) if stays(last, taken) else ():
+            beside = Beside([found], self.pool.maker.view, self.pool.facts, transposes=True)
+            for members in (*beside.behind(), beside.core):
+                if escaping(set(members)) == [last]:
+                    return members.union(taken - {self.node})
         return frozenset()
 
-    def _product(self, value: Value) -> Node | None:
-        """The product that a value is computed of, through what has one operand that is no constant, or a gate of it.
-        """
-        waiting, seen = [value], set[Node]()
+    def _products(self, value: Value) -> Iterator[Node]:
+        """Products that a value is computed of, the nearest first: a residual is of one further off."""
+        waiting, seen = deque([value]), set[Node]()
         while waiting and len(seen) <= MOST_BEHIND:
-            node = waiting.pop().producer
+            node = waiting.popleft().producer
             if node is None or node in seen or node not in self.pool.facts:
                 continue
-            if self.pool.facts[node].contracts:
-                return None if self.pool.facts[node].maxima or slides(node) else node
             seen.add(node)
-            waiting += node.reads()
-        return None
+            if not self.pool.facts[node].contracts:
+                waiting += node.reads()
+            elif not self.pool.facts[node].maxima and not slides(node):
+                yield node
 
     def _copied(self, value: Value, computes: bool) -> set[Node]:
         """What makes a value that is copied for the node alone, element by element or of windows; where it ``computes``

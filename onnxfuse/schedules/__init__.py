@@ -28,7 +28,7 @@ gated.py       images scaled by products of their means; gated_text.py the text 
                convolutions that tell the sums of the means
 in_parts.py    what regions have in common of which parts have kernels of their own, as the two that follow
 normed.py      products and attentions of operands that norms of their rows scale, as two kernels
-sliced.py      products that write parts of one result
+sliced.py      products that write parts of one result, windows and copies beside them
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
@@ -74,7 +74,7 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Sliced(), Normed(), Gated(), Attention(),
+        Recurrent(), Sliced(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Attention(),
         Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(),
         Pointwise(), Tiled())
 }
