@@ -148,6 +148,11 @@ NETWORKS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         "a = Conv<pads = [1,1,1,1]>(x, w0_64_64_3, b0_64) r = Relu(a) c = Conv<pads = [1,1,1,1]>(r, w1_64_64_3, b1_64) "
         "s = Add(c, x) d = Relu(s) z = Concat<axis = 1>(d, x) ",
         128, ("Conv", "Add", "Add", "Relu", "Concat")),
+    # A depthwise convolution has a kernel of its own, which writes no part.
+    "depthwise": (
+        "a = Conv<group = 64, pads = [1,1,1,1]>(x, w0_64_1_3, b0_64) r = Relu(a) c = Conv(x, w1_64_64_1, b1_64) d = Relu(c) "
+        "z = Concat<axis = 1>(d, r) ",
+        128, ("Conv", "Add", "Relu", "Concat")),
 }
 """Nodes of a block of 64 channels, how many it gives, and what becomes one region with its Concat; weights are called by
 their shapes."""
