@@ -18,6 +18,7 @@ from kernel_harness import parse, with_constants
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.cost import kernel_time
 from onnxfuse.region import Region
 from onnxfuse.verifying import verify
 
@@ -184,6 +185,11 @@ def test_what_is_put_beside_a_convolution(name: str) -> None:
     (joined,) = [region for region in made.plan.fusions if "Concat" in operators(region)]
     assert (joined.kernel.schedule, Counter(operators(joined))) == ("sliced", Counter(NETWORKS[name][2]))
     assert launches(joined) == operators(joined).count("Conv") + 1
+    assert joined.kernel.pace is not None
+    (copy,) = [launch for pace in joined.kernel.pace.parts for launch in pace.launches]
+    seconds = kernel_time(copy.bytes, 0, copy.flops, made.costs.profile, efficiency=copy.share)
+    written = made.costs.ledger.region(joined).bytes - copy.bytes
+    assert (made.costs.paced(joined) or 0) > seconds + max(written, 0) / made.costs.profile.bandwidth
     small = optimise(network(name, 1, 8), Options(target="H200", verify=False, database=False, least_gain=0.0))
     found = verify(small, EmulatedRunner()).nodes
     assert found and {node.verdict for node in found} == {"passed"}, found
