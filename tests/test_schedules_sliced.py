@@ -1,4 +1,4 @@
-"""Products that write parts of one result: in the emulator against float64."""
+"""Products that write parts of one result, also beside what is none: in the emulator against float64."""
 
 # ruff: noqa: E501 (a model is one line)
 
@@ -94,6 +94,15 @@ def inputs_of(made: Made, rows: int, kind: str, seed: int = 0) -> dict[str, np.n
 def test_nothing_beside_something() -> None:
     check(made_of("products of two operands"), random_inputs(made_of("products of two operands"), {"N": 0}), length=72)
     check(made_of("rows"), random_inputs(made_of("rows"), {"N": 0}), length=72)
+
+
+def test_parts_of_nothing() -> None:
+    """The values of new tokens behind those of earlier ones, of which there are none yet, or none come."""
+    text = "g (float16[N,2,P,8] v, float16[N,S,24] x, float16[24,16] w) => (float16[N,2,K,8] y) <int64[4] s = {0, 0, 2, 8}> { p = MatMul(x, w) r = Reshape(p, s) t = Transpose<perm = [0,2,1,3]>(r) y = Concat<axis = 2>(v, t) }"
+    made = make(text)
+    assert made.kernel.schedule == "sliced"
+    for images, before, new in ((2, 5, 3), (1, 0, 1), (2, 4, 0), (0, 1, 1)):
+        check(made, random_inputs(made, {"N": images, "P": before, "S": new, "K": before + new}), length=24)
 
 
 def test_vectors_begin_where_parts_do() -> None:
