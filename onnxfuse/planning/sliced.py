@@ -112,14 +112,15 @@ class _Joined:
         """What makes a value that is copied for the node alone, element by element or of windows; where it ``computes``
         nothing, what takes the value back that lies another way."""
         members: set[Node] = set()
-        waiting = [value]
+        waiting = [(value, computes)]
         while waiting and len(members) <= MOST_BEFORE:
-            made = self._makers(waiting.pop(), {self.node, *members}, computes)
+            each, inside = waiting.pop()
+            made = self._makers(each, {self.node, *members}, inside)
             members.update(made)
             last = made[-1] if made else None
             if last is not None and not self.pool.facts[last].returns:
                 # What is computed before windows would be computed for each.
-                waiting += [each for each in last.reads() if not pools(last) or self._is(each.producer, "returns")]
+                waiting += [(operand, not pools(last)) for operand in last.reads()]
         return members
 
     def _makers(self, value: Value, readers: set[Node], computes: bool) -> list[Node]:
