@@ -89,6 +89,18 @@ def test_pairs_stand_ahead_of_depthwise_convolutions(features: int, there: bool)
     assert pairs(parse(text)) == {**({"a": (("k",),)} if there else {}), "b": (("y",),)}
 
 
+@pytest.mark.parametrize(("reader", "there"), [("", False), (" z = Conv(k, w)", True)])
+def test_none_stands_where_only_the_models_own_transposes_read(reader: str, there: bool) -> None:
+    """A depthwise convolution, whose region takes these in, as ahead of a norm over channels."""
+    result = ", float16[1,16,7,7] z" if reader else ""
+    text = "g (float16[1,16,9,9] x, float16[16,16,3,3] w, float16[16,1,3,3] d, float16[16] s) => " \
+           f"(float16[1,9,9,16] y{result}) {{ a = Conv <pads=[1,1,1,1]> (x, w) " \
+           "k = Conv <pads=[1,1,1,1], group=16> (a, d) t = Transpose <perm=[0,2,3,1]> (k) " \
+           f"y = LayerNormalization(t, s){reader} }}"
+    found = pairs(parse(text))
+    assert "a" in found and ("k" in found) is there
+
+
 @pytest.mark.parametrize(("kind", "channels", "some"), [("float", 4, True), ("float16", 4, False), ("float", 6, False)])
 def test_vectors_have_sixteen_bytes(kind: str, channels: int, some: bool) -> None:
     text = "g (T[1,C,9,9] m, T[8,C,3,3] w) => (T[1,8,9,9] y) { k = Conv <pads=[1,1,1,1]> (m, w) y = Relu(k) }"

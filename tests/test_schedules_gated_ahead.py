@@ -136,10 +136,11 @@ LEFT: Mapping[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["float16", "float"])
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left(name: str) -> None:
-    """Regions of other sums have no such kernel, or one that is right."""
-    text = text_of(**LEFT[name])
+def test_what_is_left(name: str, kind: str) -> None:
+    """Regions of other sums have no such kernel."""
+    text = text_of(kind, **LEFT[name])
     if "rows" in name:
         text = text.replace("<int64[2] o = {2,3}>", "<int64[1] o = {2}>")
     found = attempt(parse(text, 20))

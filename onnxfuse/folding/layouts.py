@@ -104,7 +104,7 @@ def _channels_last(graph: Graph, view: Graph) -> Iterator[Paired]:
         for reader in value.consumers:
             first = next((each.name for each in reader.outputs if each is not None), "")
             groups.setdefault(holder.get(reader, reader), []).append(first)
-        if not groups or (name in around and _goes_on(value, around, holder)):
+        if not groups or (name in around and (_goes_on(value, around, holder) or _turns(value, groups))):
             continue
         # What no fused node may hold the runtime alone reads.
         if any(lowering_of(node) is not None for node in groups):
@@ -189,6 +189,13 @@ def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
     kept = (quantised(weights) or weights for weights in read)
     return {weights.name: weights for weights in kept if weights is not None and weights.is_constant
             and _in_vectors(weights) and any(size != 1 for size in (weights.shape or ())[2:])}
+
+
+def _turns(value: Value, readers: Iterable[Node]) -> bool:
+    """Whether nobody but the model's own transposes read what a depthwise convolution computes, as ahead of a norm over
+    channels: its region may take these in."""
+    own = value.producer is not None and slides(value.producer)
+    return own and all(node.op == "Transpose" and not node.domain for node in readers)
 
 
 def _goes_on(value: Value, around: Mapping[str, Value], holder: Mapping[Node, Node]) -> bool:
