@@ -90,13 +90,15 @@ def test_pairs_stand_ahead_of_depthwise_convolutions(features: int, there: bool)
 
 
 @pytest.mark.parametrize(("reader", "there"), [("", False), (" z = Conv(k, w)", True)])
-def test_none_stands_where_only_the_models_own_transposes_read(reader: str, there: bool) -> None:
-    """A depthwise convolution, whose region takes these in, as ahead of a norm over channels."""
+@pytest.mark.parametrize("computed", ["k = Conv", "b = Conv"])
+def test_none_stands_where_only_the_models_own_transposes_read(computed: str, reader: str, there: bool) -> None:
+    """A depthwise convolution, or what is computed of it: its region takes these in, as ahead of a norm over channels.
+    """
     result = ", float16[1,16,7,7] z" if reader else ""
     text = "g (float16[1,16,9,9] x, float16[16,16,3,3] w, float16[16,1,3,3] d, float16[16] s) => " \
            f"(float16[1,9,9,16] y{result}) {{ a = Conv <pads=[1,1,1,1]> (x, w) " \
-           "k = Conv <pads=[1,1,1,1], group=16> (a, d) t = Transpose <perm=[0,2,3,1]> (k) " \
-           f"y = LayerNormalization(t, s){reader} }}"
+           f"{computed} <pads=[1,1,1,1], group=16> (a, d) {'k = Gelu(b)' if 'b' in computed else ''} " \
+           f"t = Transpose <perm=[0,2,3,1]> (k) y = LayerNormalization(t, s){reader} }}"
     found = pairs(parse(text))
     assert "a" in found and ("k" in found) is there
 

@@ -192,10 +192,12 @@ def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
 
 
 def _turns(value: Value, readers: Iterable[Node]) -> bool:
-    """Whether nobody but the model's own transposes read what a depthwise convolution computes, as ahead of a norm over
-    channels: its region may take these in."""
-    own = value.producer is not None and slides(value.producer)
-    return own and all(node.op == "Transpose" and not node.domain for node in readers)
+    """Whether nobody but the model's own transposes read what is computed of a depthwise convolution, as ahead of a
+    norm over channels: its region may take these in."""
+    node = value.producer
+    while node is not None and _computes(node):
+        node = next((each.producer for each in node.reads() if not each.is_constant), None)
+    return node is not None and slides(node) and all(each.op == "Transpose" and not each.domain for each in readers)
 
 
 def _goes_on(value: Value, around: Mapping[str, Value], holder: Mapping[Node, Node]) -> bool:
