@@ -1,5 +1,5 @@
-"""Random branches that write parts of one result, and random norms ahead of products: layouts, sizes and types, against
-float64, in every way that a kernel has.
+"""Random branches that write parts of one result, results that are cut from one product, and norms ahead of products:
+layouts, sizes and types, against float64, in every way that a kernel has.
 
     python -m pytest tests/test_random_parts.py --seed 1 --graphs 300
 """
@@ -85,6 +85,70 @@ class Branches(Part):
         return self.read(images, channels, *side), channels
 
 
+class Cut(Part):
+    """Results that are columns of one product, or channels of one convolution, each laid out in its own way."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = self.rng
+        self.constants: list[str] = []
+        self.uneven = rng.random() < 0.2
+        kinds = (8, 16, 24, 72, 3) if self.uneven else (8, 16, 24, 72)
+        widths = [rng.choice(kinds) for _ in range(rng.randint(2, 4))]
+        self.depth = rng.choice(SIZES[1:])  # one channel is a stencil's
+        self.last, self.rows = rng.random() < 0.5, (rng.randint(1, 3), rng.randint(1, 40))
+        axis = 2 if rng.random() < 0.6 else 1
+        if axis == 2:
+            whole = self.say("MatMul", self.read(*self.rows, self.depth), self.read(self.depth, sum(widths)))
+        else:
+            whole = self.convolved(sum(widths))
+        names = [f"c{place}" for place in range(len(widths))]
+        self.lines.append(f"{', '.join(names)} = Split<axis = {axis}>({whole}, {self.constant(widths)})")
+        for name, width in zip(names, widths, strict=True):
+            (self.heads if axis == 2 else self.laid)(self.follow(name), width)
+
+    def constant(self, numbers: list[int]) -> str:
+        """Sizes that an operator reads."""
+        name = f"k{len(self.constants)}"
+        self.constants.append(f"int64[{len(numbers)}] {name} = {{{','.join(map(str, numbers))}}}")
+        return name
+
+    def convolved(self, width: int) -> str:
+        """Images with their channels last, or first."""
+        images, pixels = self.rows
+        if not self.last:
+            return self.say("Conv", self.read(images, self.depth, 3, pixels), self.read(width, self.depth, 1, 1))
+        image, weights = self.read(images, 3, pixels, self.depth), self.read(width, 1, 1, self.depth)
+        return self.say("Conv", *(self.say("Transpose<perm = [0,3,1,2]>", each) for each in (image, weights)))
+
+    def heads(self, value: str, width: int) -> None:
+        """With a bias or without, and its columns as heads or as they are."""
+        value = self.say("Add", value, self.read(width)) if self.rng.random() < 0.5 else value
+        sizes: tuple[int, ...] = (*self.rows, width)
+        if not self.uneven and self.rng.random() < 0.5:
+            value = self.say("Reshape", value, self.constant([0, 0, width // 8, 8]))
+            value, sizes = self.say("Transpose<perm = [0,2,1,3]>", value), (self.rows[0], width // 8, self.rows[1], 8)
+        self.give(value, *sizes)
+
+    def laid(self, value: str, width: int) -> None:
+        """With its channels last or first."""
+        images, pixels = self.rows
+        if self.last or self.rng.random() < 0.2:
+            self.give(self.say("Transpose<perm = [0,2,3,1]>", value), images, 3, pixels, width)
+        else:
+            self.give(value, images, width, 3, pixels)
+
+    def give(self, value: str, *sizes: int) -> None:
+        """One more result, which a node of its own gives."""
+        self.results.append(f"{self.kind}[{','.join(map(str, sizes))}] {self.say('Neg', value)}")
+
+    @property
+    def text(self) -> str:
+        """See ``Drawn``."""
+        inputs = ", ".join(f"{self.kind}[{shape}] {name}" for name, shape in self.inputs.items())
+        return f"g ({inputs}) => ({', '.join(self.results)}) <{', '.join(self.constants)}> {{ {' '.join(self.lines)} }}"
+
+
 class Norms(Part):
     """A norm of rows that one product or several read."""
 
@@ -108,6 +172,13 @@ def test_branches(seeds: Callable[[int], range]) -> None:
     for seed, drawn, made in made_regions(seeds(QUICK), Branches, 20, (), 1):
         assert made.kernel.schedule == "sliced", (seed, drawn.text)
         check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4)
+
+
+def test_cut(seeds: Callable[[int], range]) -> None:
+    """All have a kernel, by which each result has its own columns."""
+    for seed, drawn, made in made_regions(seeds(QUICK), Cut, 20, (), 1):
+        assert made.kernel.schedule == "product", (seed, drawn.text)
+        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=3)
 
 
 def test_norms(seeds: Callable[[int], range]) -> None:

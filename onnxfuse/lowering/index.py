@@ -104,6 +104,10 @@ class IndexSpace:
         Digits that are put together, where they are but a part of what they look like (3 m + r of 3 m s + 3 m + r), may
         not come apart again: then they stay as they are.
         """
+        same = next((axis for axis, sizes in enumerate(zip(shape, other, strict=False)) if sizes[0] != sizes[1]), 0)
+        if same and any(any(self.may_leave(*each)) for each in zip(coordinates, shape, strict=True)):
+            # Conditions alone keep it within its axis, and the first ones would not come apart again as they were.
+            return (*coordinates[:same], *self.reshaped(coordinates[same:], shape[same:], other[same:], floors))
         known, place = len(self.derived), self.linear(coordinates, shape)
         found = self.delinear(place, other, floors)
         between = len(self.derived)

@@ -59,6 +59,10 @@ class EpilogueText:
     ) -> None:
         self.parts, self.left, self.rights, self.lanes, self.shape = parts, sides[0], sides[1:], results, shape
         self.sizes = Sizes(sizes)
+        # Outputs that are parts of the sums have one result, which is computed and laid out once.
+        self.distinct = tuple(dict.fromkeys(parts.results))
+        self.result_of = [self.distinct.index(each) for each in parts.results]
+        self.kinds = [TYPES[each.dtype] for each in self.distinct]
         size = self._writer(results).size
         self.extents = {name: size(extent) for name, extent in (
             ("b", parts.batch), ("m", parts.rows), ("n", parts.columns), ("k", parts.depth))}
@@ -78,10 +82,10 @@ class EpilogueText:
     def _in_place(self, held: Held) -> int | None:
         """How many columns a piece has where what follows is computed where sums are; None where it is not."""
         parts, lanes = self.parts, self.lanes
-        bytes_each = [TYPES[output.dtype].size for output in parts.lowered.program.outputs]
+        bytes_each = [kind.size for kind in self.kinds]
         if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered or self._moving():
             return None
-        applied = [scalar for scalar in walk(parts.results) if isinstance(scalar, Apply)]
+        applied = [scalar for scalar in walk(self.distinct) if isinstance(scalar, Apply)]
         known = [FUNCTIONS.get(scalar.function) for scalar in applied]  # but for a change of type
         instructions = sum(1 if function is None else function.instructions for function in known)
         if instructions > MOST_INSTRUCTIONS or any(scalar.dtype == DOUBLE for scalar in applied):
@@ -99,8 +103,8 @@ class EpilogueText:
     def _computed_first(self, held: Held, wide: int) -> list[str]:
         """All pieces of so many columns, one laid out while results of that before it are on their way; ``own_laid`` is
         the warp's shared memory, of 16 rows of ``PIECE`` floats."""
-        outputs = [TYPES[output.dtype] for output in self.parts.lowered.program.outputs]
-        begins = [16 * wide * sum(each.size for each in outputs[:number]) for number in range(len(outputs) + 1)]
+        kinds = self.kinds
+        begins = [16 * wide * sum(each.size for each in kinds[:number]) for number in range(len(kinds) + 1)]
         return [
             f"constexpr int piece_wide = {wide}, pieces = {held.columns // wide};",
             *unrolled(f"int i = 0; i < {held.strips}; ++i", unrolled("int piece = 0; piece < pieces; ++piece", [
@@ -110,7 +114,7 @@ class EpilogueText:
                 f"(i * pieces + piece) % 2 * {begins[-1]};",
                 *(f"{each.storage}* const at{number} = "
                   f"reinterpret_cast<{each.storage}*>({added('buffer', begins[number])});"
-                  for number, each in enumerate(outputs)),
+                  for number, each in enumerate(kinds)),
                 *self._computed(held),
                 "__syncwarp();",
                 "{", *indented(self._sent()), "}",
@@ -168,10 +172,10 @@ class EpilogueText:
                 *writer.upto(Scope.VECTOR),
                 *(f"const auto result{number} = of::load<width>(at{number} + "
                   f"of::packed_at<piece_wide, sizeof(*at{number})>(line % 16, column));"
-                  for number in range(len(targets))),
+                  for number in range(len(self.kinds))),
                 f"if (line < 16 && m < {self.extents['m']} && n < {self.extents['n']}) {{",
                 *(f"  {where}of::store({target}, result{number});"
-                  for number, (target, where) in enumerate(zip(targets, kept, strict=True))),
+                  for number, target, where in zip(self.result_of, targets, kept, strict=True)),
                 "}",
             ]),
         ]
@@ -190,7 +194,7 @@ class EpilogueText:
 
     def _made(self, writer: Writer, width: int) -> list[Packed]:
         """What makes vectors of the results."""
-        return [packed(writer, result, f"y{number}", width) for number, result in enumerate(self.parts.results)]
+        return [packed(writer, result, f"y{number}", width) for number, result in enumerate(self.distinct)]
 
     def _targets(self, writer: Writer) -> list[str]:
         """Where they are stored."""
@@ -217,12 +221,11 @@ class EpilogueText:
         before any is stored, and past the last row that one again: without a branch or a store between them the
         compiler asks for what all of them read before it waits for any of it."""
         writer, places = self._writer(self.lanes), self._writer(self.lanes)
-        rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
-        kinds = [TYPES[output.dtype] for output in outputs]
+        rows = self.extents["m"]
         lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
         made, targets, kept = self._made(writer, self.lanes.width), self._targets(places), self._kept(places)
         return [
-            *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
+            *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(self.kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
                 *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
                 *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
@@ -233,7 +236,7 @@ class EpilogueText:
             *unrolled("int pass = 0; pass < passes; ++pass", [
                 *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR), *self._lone(places),
                 *(f"{where}of::store({target}, results{number}[pass]);"
-                  for number, (target, where) in enumerate(zip(targets, kept, strict=True))),
+                  for number, target, where in zip(self.result_of, targets, kept, strict=True)),
             ]),
         ]
 

@@ -31,6 +31,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import Place, reached_in_part
 from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
+from onnxfuse.schedules.product_cut import in_one
 
 MOST_BESIDE = 4
 """Products of one left operand that a kernel computes side by side, as a gate and what it is for, or queries, keys and
@@ -72,7 +73,8 @@ class ProductParts(Multiplied):
         lowered: the region; puller: pulled its elements.
         batch, rows, columns, depth: extents of the loops.
         left, rights: the operands' elements.
-        results: of the outputs at (b, m, n), over the products' sums; places: where these lie.
+        results: of the outputs at (b, m, n), over the products' sums, those that are parts of these one for all of
+            them; places: where these lie.
         swapped: whether the left operand is the right one of the contractions.
         kept: for each result, under which conditions it is one: others are stored nowhere.
         zeros: of integers, for each product the zero points of the left operand and of the right one at (b, m, n), by
@@ -203,12 +205,12 @@ def _placed(
     outputs = _outputs(lowered, dict.fromkeys(products, place), space)
     if outputs is None:
         return refused("what follows the product changes the number of its elements")
+    kept = tuple(out.conditions for out in outputs.values())
     results = tuple(puller.element(output, out.at, out.conditions) for output, out in outputs.items())
     places = tuple(space.linear(out.at, output.shape) for output, out in outputs.items())
-    kept = tuple(out.conditions for out in outputs.values())
     return ProductParts(
-        lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places,
-        kept, swapped, zeros if are_bytes(products) else ())
+        lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights,
+        results if reduction else in_one(results, kept), places, kept, swapped, zeros if are_bytes(products) else ())
 
 
 def _outputs(

@@ -236,8 +236,8 @@ class PatchText(ProductText):
         sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
         super().__init__(parts, sides, patch.results, shape, sizes)
         self.patch, self.windows, self.tile = patch, patch.windows, shape
-        # Two pieces of 16 windows of all outputs, in what a warp has to lay out sums.
-        bytes_each = 2 * 16 * sum(TYPES[output.dtype].size for output in parts.lowered.program.outputs)
+        # Two pieces of 16 windows of all results, in what a warp has to lay out sums.
+        bytes_each = 2 * 16 * sum(kind.size for kind in self.kinds)
         while self.widest * bytes_each > 4 * shape.laid:
             self.widest //= 2
 
