@@ -91,6 +91,38 @@ def inputs_of(made: Made, rows: int, kind: str, seed: int = 0) -> dict[str, np.n
     return (short_inputs if kind == "float" else random_inputs)(made, {"N": rows, "M": rows}, seed)
 
 
+BEHIND_ONE: Mapping[str, tuple[str, int]] = {
+    "an inception block": (f"g (T[N,7,5,16] x, T[48,1,1,16] w, T[24] b, T[24,3,3,16] v, T[8,5,5,8] u, T[N,7,5,24] h, T[16,1,1,24] t) => (T[N,7,5,72] y) <int64[3] z = {{24,16,8}}, int64[2] one = {{1,2}}> {{ {LAST} p = Conv(i, k) c, d, e = Split<axis = 1>(p, z) a = Unsqueeze(b, one) q = Add(c, a) r = Relu(q) dd = Relu(d) dl = Transpose<perm = [0,2,3,1]>(dd) df = Transpose<perm = [0,3,1,2]>(dl) m = Conv<pads = [1,1,1,1]>(df, l) n = Transpose<perm = [0,3,1,2]>(u) o = Conv<pads = [2,2,2,2]>(e, n) oo = Relu(o) f = Transpose<perm = [0,3,1,2]>(h) g = Transpose<perm = [0,3,1,2]>(t) s = Conv(f, g) w2 = Concat<axis = 1>(r, m, oo, s) y = Transpose<perm = [0,2,3,1]>(w2) }}", 4),
+    "channels first, and nothing of it alone": ("g (T[N,16,5,3] x, T[24,16,1,1] w, T[8,8,3,3] v, T[24,16,3,3] u) => (T[N,32,5,3] y) <int64[2] z = {8,16}> { p = Conv(x, w) c, d = Split<axis = 1>(p, z) m = Conv<pads = [1,1,1,1]>(c, v) o = Conv<pads = [1,1,1,1], dilations = [1,1]>(d, u) y = Concat<axis = 1>(m, o) }", 3),
+    "steps, and two parts as they are": ("g (T[N,9,9,16] x, T[40,1,1,16] w, T[16,3,3,24] v) => (T[N,5,5,32] y) <int64[3] z = {8,8,24}> { i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) l = Transpose<perm = [0,3,1,2]>(v) p = Conv<strides = [2,2]>(i, k) c, d, e = Split<axis = 1>(p, z) f = Sigmoid(d) g = Tanh(e) m = Conv<pads = [1,1,1,1]>(g, l) o = Concat<axis = 1>(f, m, c) y = Transpose<perm = [0,2,3,1]>(o) }", 2),
+    "residuals of what lies between": ("g (T[N,24] x, T[24,40] w, T[16,16] v, T[N,8] h, T[8,24] u) => (T[N,40] y) <int64[2] z = {16,24}> { p = MatMul(x, w) c, d = Split<axis = 1>(p, z) e = Relu(c) m = MatMul(e, v) a = Add(m, e) q = MatMul(h, u) b = Add(q, d) y = Concat<axis = 1>(a, b) }", 3),
+    "matrices": ("g (T[N,24] x, T[24,40] w, T[24,8] v) => (T[N,24] y) <int64[2] z = {16,24}> { p = MatMul(x, w) c, d = Split<axis = 1>(p, z) e = Relu(d) m = MatMul(e, v) y = Concat<axis = 1>(c, m) }", 2),
+}
+"""Parts of which some are of one product that comes first, and in how many launches."""
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    *((name, "float16") for name in BEHIND_ONE), *(("an inception block", kind) for kind in ("bfloat16", "float"))])
+def test_one_product_comes_first(name: str, kind: str) -> None:
+    """What it leaves to others lies in scratch memory, rounded to its type, as tensor cores read it."""
+    text, count = BEHIND_ONE[name]
+    made = make(text.replace("T[", f"{kind}["))
+    assert made.kernel.schedule == "sliced"
+    assert all(len(variant.steps) == count for variant in made.kernel.plan.variants)
+    for seed, rows in enumerate((0, 3)):
+        inputs = (short_inputs if kind == "float" else random_inputs)(made, {"N": rows}, seed)
+        # What the others read of it has no few digits: of float32 it is rounded to TF32.
+        check(made, inputs, length=400, limit=2, misalign=False, slack=16.0 if kind == "float" else 1.0)
+
+
+def test_tensor_maps_copy_what_lies_between() -> None:
+    """From scratch memory, as they do from others; what is asked of its address holds there."""
+    made = make("g (float16[N,64] x, float16[64,128] w, float16[64,64] v) => (float16[N,128] y) <int64[2] z = {64,64}> { p = MatMul(x, w) c, d = Split<axis = 1>(p, z) e = Relu(d) m = MatMul(e, v) y = Concat<axis = 1>(c, m) }")
+    assert [each.base for each in made.kernel.plan.maps] == ["i0", "i1", "t0", "i2"]
+    guards = [guard for each in made.kernel.plan.variants for guard in each.guards]
+    assert "0 16 % 0 ==" in guards and not any("t0" in guard for guard in guards)
+
+
 def test_nothing_beside_something() -> None:
     check(made_of("products of two operands"), random_inputs(made_of("products of two operands"), {"N": 0}), length=72)
     check(made_of("rows"), random_inputs(made_of("rows"), {"N": 0}), length=72)
@@ -156,6 +188,8 @@ LEFT: Mapping[str, str] = {
     "running totals in a part": "g (T[N,72] x, T[N,40] u, T[72,40] w) => (T[N,80] y) <int64 a = {1}> { p = MatMul(x, w) c = CumSum(u, a) y = Concat<axis = 1>(p, c) }",
     "two products in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[72,8] u) => (T[N,48] y) { p = MatMul(x, w) q = MatMul(x, v) r = Mul(p, q) s = MatMul(x, u) y = Concat<axis = 1>(r, s) }",
     "a norm in a part": "g (T[N,72] x, T[72,40] w, T[72,40] v, T[40] s) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) n = LayerNormalization(q, s) y = Concat<axis = 1>(p, n) }",
+    "two that come first": "g (T[N,72] x, T[N,72] h, T[72,40] w, T[72,40] v, T[16,8] u, T[16,8] t) => (T[N,64] y) <int64[2] z = {24,16}> { p = MatMul(x, w) a, b = Split<axis = 1>(p, z) q = MatMul(h, v) c, d = Split<axis = 1>(q, z) e = MatMul(b, u) f = MatMul(d, t) y = Concat<axis = 1>(a, e, c, f) }",
+    "three one behind the other": "g (T[N,72] x, T[72,40] w, T[16,8] u, T[8,8] t) => (T[N,32] y) <int64[2] z = {24,16}> { p = MatMul(x, w) a, b = Split<axis = 1>(p, z) e = MatMul(b, u) f = MatMul(e, t) y = Concat<axis = 1>(a, f) }",
     "something behind": "g (T[N,72] x, T[72,40] w, T[72,40] v) => (T[N,80] y) { p = MatMul(x, w) q = MatMul(x, v) z = Concat<axis = 1>(p, q) y = Relu(z) }",
 }
 

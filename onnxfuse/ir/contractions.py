@@ -216,6 +216,36 @@ def _permuted_back(permuted: Permute, made: Tensor, counts: Sequence[int]) -> Pe
     return Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
 
 
+def laid_anew(contract: Contract, tensor: Tensor, order: tuple[int, ...], stand_in: Tensor) -> Contract | None:
+    """A contraction of a tensor, or of windows over it, read from one that has the same elements, its axes in another
+    order; sums are taken in that order.  None where no operand is such, or both are."""
+    sides = [side for side, operand in enumerate(contract.operands)
+             if tensor in (operand, operand.operand if isinstance(operand, Window) else None)]
+    if len(sides) != 1:
+        return None
+    (side,) = sides
+    old, loops = contract.operands[side], contract.axes[side]
+    view = old if isinstance(old, Window) else Window(old.dtype, old.shape, old, (), (), (), ())
+    slides = {axis: view.axes.index(axis) for axis in order if axis in view.axes}
+    kept = [place for axis in order for place in range(view.place_of(axis), view.place_of(axis) + 1 + (axis in slides))]
+    made: Tensor = stand_in
+    if slides:
+        made = Window(
+            old.dtype, tuple(old.shape[place] for place in kept), stand_in,
+            tuple(place for place, axis in enumerate(order) if axis in slides),
+            tuple(view.starts[number] for number in slides.values()),
+            tuple(view.strides[number] for number in slides.values()),
+            tuple(view.dilations[number] for number in slides.values()), view.outside)
+    anew = tuple(loops[place] for place in kept)
+    inner = [loop for loop in anew if loop >= contract.rank]
+    moved = {loop: contract.rank + place for place, loop in enumerate(inner)}
+    pairs = [(made, anew), (contract.operands[1 - side], contract.axes[1 - side])]
+    (left, right) = pairs if side == 0 else reversed(pairs)
+    axes = tuple(tuple(moved.get(loop, loop) for loop in each) for _, each in (left, right))
+    return replace(contract, operands=(left[0], right[0]), axes=(axes[0], axes[1]),
+                   summed=tuple(contract.loops[loop] for loop in inner))
+
+
 def operations(tensor: Contract) -> Dim:
     """Floating-point or integer operations: a product and an addition for each place of all loops."""
     return product(tensor.loops) * 2
