@@ -134,6 +134,11 @@ def operators(members: Collection[Node], facts: Mapping[Node, Facts]) -> int:
     return sum(not facts[node].view for node in members)
 
 
+def limited(members: Collection[Node], facts: Mapping[Node, Facts]) -> int:
+    """Those of them that a profile's limit counts: what lays a value another way between regions moves nothing."""
+    return sum(not (facts[node].view or facts[node].returns or facts[node].leaves) for node in members)
+
+
 def too_many(count: int, profile: Profile, node: str, rule: str) -> Refusal | None:
     """A refusal where a region has more operators than the profile takes."""
     if count <= profile.limits.operators:

@@ -12,6 +12,7 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import classify
 from onnxfuse.operators.classes import QUANTIZE, moves_innermost, multiplied, quantised
 from onnxfuse.planning.admission import Facts
+from onnxfuse.planning.collapsing import Fold
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import (
     COMPUTES,
@@ -27,6 +28,7 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -165,6 +167,11 @@ class Beside:
         regions = [self.core, *(members for members, _ in steps)]
         return regions[-1], regions[self._computed(steps)], regions[self._computed(steps, scales=True)]
 
+    def laid(self) -> list[Members]:
+        """The products with what is computed of their results up to where these are laid out another way, from the most
+        on; nothing where they are not."""
+        return [members for members, node in reversed(list(self._behind())) if self.facts[node].leaves]
+
     def _computed(self, steps: Sequence[tuple[Members, Node]], *, scales: bool = False) -> int:
         """How many of the steps lead to the last that is no view, nor, with ``scales``, a factor."""
         return max((place for place, (_, node) in enumerate(steps, 1)
@@ -224,6 +231,16 @@ class Beside:
         return all(each.op == "Constant" or (
             classify(each, self.graph) in classes and (self.transposes or not moves_innermost(each)))
             for each in node.originals)
+
+
+def farthest(apart: Sequence[Beside]) -> Members:
+    """Products with as much as is computed of each one's results that no path leads back to from another's, as from a
+    block to what goes around it."""
+    found = frozenset[Node]().union(*(each.core for each in apart))
+    for each in apart:
+        ways = each.laid() or [*each.behind(), each.core]
+        found |= next((members for members in ways if is_convex(found | members) is None), ways[-1])
+    return found
 
 
 class Outcome(Enum):
@@ -313,6 +330,22 @@ class Offer:
         outcomes = [self._weigh(members, apart=True) for members in dict.fromkeys(more)]
         if all(each is Outcome.REFUSED for each in outcomes):
             self._weigh(least, apart=True)
+
+    def joined(self, apart: Sequence[Beside], fold: Fold) -> None:
+        """Weigh products of one operand as one by weights side by side, with what is computed of each result, else
+        bare; ``fold``: what stands for them."""
+        alike = [frozenset().union(*parts) for parts in zip(*(each.alike() for each in apart), strict=True)]
+        more = [farthest(apart)] if any(each.laid() for each in apart) else alike
+        outcomes = [self.join(members, fold) for members in dict.fromkeys(more)]
+        if all(each is Outcome.REFUSED for each in outcomes):
+            self.join(frozenset().union(*((each.laid() or [each.core])[-1] for each in apart)), fold)
+
+    def join(self, members: Members, fold: Fold) -> Outcome:
+        """Put a region whose kernel multiplies by other weights among those that may be chosen, or keep why not."""
+        region = self.pool.region(members, self.stage, fold)
+        if not fold.nodes <= members or (isinstance(region, Region) and self._shares(region)):
+            return Outcome.REFUSED
+        return self._decided(members, region, region if isinstance(region, Refusal) else self._costed(region))
 
     def _weigh(self, members: Members, *, apart: bool = False) -> Outcome:
         """Put a region among those that may be chosen, or keep why it may not; ``apart``: its products have nothing to

@@ -21,6 +21,7 @@ from onnxfuse.planning.collapsing import Fold, Folds
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
+from onnxfuse.planning.joining import Joins
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.traffic import plan_cost
@@ -82,6 +83,11 @@ class Maker:
         """What can be folded into weights."""
         return Folds(self.graph, self.rounding)
 
+    @cached_property
+    def joins(self) -> Joins:
+        """Which products can be one by weights side by side."""
+        return Joins(self.folds)
+
     def lowered(
         self, members: Collection[Node], outputs: Sequence[Value] | None = None, first: Collection[Node] = (),
         fold: Fold | None = None,
@@ -136,11 +142,12 @@ class Maker:
         if expected is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
         refusal = None if expected.apart else running(Does.POOLS).refuses(Request(lowered))
-        if refusal is None and not has_reductions(lowered):
+        # Of what is folded products compute all results, and what comes before them is computed once.
+        if refusal is None and not has_reductions(lowered) and fold is None:
             refusal = spread(members, outputs)
         if refusal is not None:
             return replace(refusal, rule=rule)
-        region = self._bound(ordered, rule, lowered.tensors, outputs, names, () if fold is None else fold.nodes)
+        region = self._bound(ordered, rule, lowered.tensors, outputs, names, fold)
         if fold is not None and isinstance(region, Region):
             region = replace(region, folded=fold.made, folding=fold.words, collapses=fold.collapses)
         return region if isinstance(region, Refusal) else self._weighed(
@@ -274,22 +281,24 @@ class Maker:
         read: Sequence[Value],
         written: Sequence[Value],
         sizes: Sequence[str],
-        folded: Collection[Node] = (),
+        fold: Fold | None = None,
     ) -> Region | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants;
-        ``folded``: those of the members whose constants are in other weights."""
-        originals = copied(members)
+        ``fold``: what stands for those of the members whose constants are in other weights."""
+        beneath = () if fold is None else fold.beneath
+        originals = copied((*members, *beneath))
         values = self.graph.values
         tensors = tuple(values.get(value.name, value) for value in read)
         rest = [value for value in boundary(originals).inputs if value not in tensors]
         # Nodes that are alike but for what was folded have one function, which must not hold that.
+        folded = () if fold is None else (*fold.nodes, *beneath)
         apart = {value.name for node in folded for value in node.reads()}
         inlined = tuple(value for value in rest if value.constant is not None and (
             value.constant.size == 1 or value.name not in apart))
         hosts = tuple(dict.fromkeys([*(values[name] for name in sizes), *(
             value for value in rest if value not in inlined)]))
         label = members[-1].label
-        known = {value.name for member in members for value in member.reads()}
+        known = {value.name for member in (*members, *beneath) for value in member.reads()}
         strange = next((value for value in rest if value not in inlined and value.name not in known), None)
         if strange is not None:
             return Refusal(

@@ -13,7 +13,7 @@ for: the new weights are computed in float64 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -50,6 +50,7 @@ class Fold:
         nodes: the nodes; instead: what stands for each when a kernel is made of them.
         made: the new weights and biases; words: what was folded into what, as users read it.
         collapses: whether products that follow one another are one.
+        beneath: nodes of constants that the function holds too, which a session computes once.
     """
 
     nodes: frozenset[Node]
@@ -57,6 +58,7 @@ class Fold:
     made: tuple[Value, ...]
     words: str
     collapses: bool
+    beneath: frozenset[Node] = frozenset()
 
     def with_(self, other: Fold) -> Fold:
         """Both, of products side by side."""
@@ -163,13 +165,28 @@ class Folds:
                 found = folded if found is None else found.with_(folded)
         return found, tuple(refusals)
 
+    def admits(self, node: Node, size: int) -> bool:
+        """Whether a file may be so many bytes larger for weights of a node's, which count from then on."""
+        admitted = sum(self._bytes.values()) + size <= MOST_BYTES
+        if admitted:
+            self._bytes[node] = max(size, self._bytes.get(node, 0))
+        return admitted
+
+    def constant(self, node: Node, name: str, shape: tuple[int, ...], contents: Callable[[], Array]) -> Value:
+        """A new constant of the type of a node's weights."""
+        number, free = 0, name
+        while free in self._names:
+            number += 1
+            free = f"{name}_{number}"
+        self._names.add(free)
+        return Value(free, _dtype(node), tuple(map(dim, shape)), is_constant=True, contents=contents)
+
     def _transposed(self, node: Node) -> Fold | None:
         """Quantised weights that lie the other way; None where the file would grow too large."""
         key = node, frozenset({node})
         if key not in self._known:
-            if sum(self._bytes.values()) + size_of(node) > MOST_BYTES:
+            if not self.admits(node, size_of(node)):
                 return None
-            self._bytes[node] = size_of(node)
             made = transposed(node, self._constant)
             words = f"a transpose into {node.label}"
             self._known[key] = Fold(key[1], {node: made.instead}, (made.weights,), words, collapses=False)
@@ -180,18 +197,18 @@ class Folds:
 
     def _chain(self, product: Node, members: Collection[Node]) -> Chain | None:
         """A product of a region with what is beside it in that."""
-        if not _is_product(product):
+        if not is_product(product):
             return None
         products: list[Node] = []
         before: dict[Node, tuple[Step, ...]] = {}
-        node, features = product, _features(product)
+        node, columns = product, features(product)
         while True:
             steps, value = _before(node, members)
             before[node] = steps
             first = value.producer
             if first is None or first not in members or not _alone(value, (steps[-1].node if steps else node)):
                 break
-            if not (self.rounding and _is_product(first) and _joins(first, node) and _fewer(first, features)):
+            if not (self.rounding and is_product(first) and _joins(first, node) and _fewer(first, columns)):
                 break
             products.append(first)
             node = first
@@ -273,22 +290,16 @@ class Folds:
         return Fold(nodes, instead, new, chain.words, bool(chain.products))
 
     def _constant(self, node: Node, name: str, array: Array) -> Value:
-        """A new constant."""
-        number, free = 0, name
-        while free in self._names:
-            number += 1
-            free = f"{name}_{number}"
-        self._names.add(free)
+        """The same of what is known already."""
         array = np.ascontiguousarray(array)
         array.flags.writeable = False
-        return Value(free, _dtype(node), tuple(dim(size) for size in array.shape), is_constant=True,
-                     contents=lambda: array)
+        return self.constant(node, name, array.shape, lambda: array)
 
 
 # ---- Of nodes. ----
 
 
-def _is_product(node: Node) -> bool:
+def is_product(node: Node) -> bool:
     """Whether a node multiplies by weights of the model, in types that kernels multiply."""
     if node.op not in PRODUCTS or node.domain or node.broken or len(node.inputs) < 2:
         return False
@@ -310,7 +321,7 @@ def _sizes(node: Node) -> tuple[int, ...]:
     return tuple(size.value or 0 for size in weights.shape)
 
 
-def _features(node: Node) -> int:
+def features(node: Node) -> int:
     """Channels of a product's result."""
     return _sizes(node)[1 if node.op == "MatMul" or (node.op == "Gemm" and not node.attributes.get("transB", 0)) else 0]
 
@@ -318,7 +329,7 @@ def _features(node: Node) -> int:
 def _inner(node: Node) -> tuple[int, ...]:
     """What a channel of a product's result sums over."""
     sizes = _sizes(node)
-    return sizes[1:] if node.op == "Conv" else (int(np.prod(sizes)) // max(_features(node), 1),)
+    return sizes[1:] if node.op == "Conv" else (int(np.prod(sizes)) // max(features(node), 1),)
 
 
 def _groups(node: Node) -> int:
@@ -368,10 +379,10 @@ def _joins(first: Node, second: Node) -> bool:
     return _is_point(second) and not _keeps_bias(first) and not _keeps_bias(second)
 
 
-def _fewer(first: Node, features: int) -> bool:
+def _fewer(first: Node, columns: int) -> bool:
     """Whether a product with so many channels takes fewer operations than a first one and one of its result."""
-    inner, between = int(np.prod(_inner(first))), _features(first)
-    return inner * between + between * features > inner * features
+    inner, between = int(np.prod(_inner(first))), features(first)
+    return inner * between + between * columns > inner * columns
 
 
 def _alone(value: Value, reader: Node) -> bool:
@@ -477,7 +488,7 @@ def _dtype(node: Node) -> int:
 
 def _size(chain: Chain) -> int:
     """Bytes of a chain's weights."""
-    return TYPES[_dtype(chain.product)].size * _features(chain.product) * int(np.prod(_inner(chain.head)))
+    return TYPES[_dtype(chain.product)].size * features(chain.product) * int(np.prod(_inner(chain.head)))
 
 
 def _name(node: Node) -> str:

@@ -3,7 +3,8 @@
 Named groups and lone nodes grow into one another (``grow``), and each group is weighed with its parts (``weighing``).
 So are matches that lost their nodes to others, neighbours that names keep apart, products, attentions and depthwise
 convolutions with what is around them (``products``, ``contractions``, ``depthwise``), images that their means scale
-(``gated``), and products whose results are put side by side, also with others (``sliced``).
+(``gated``), products whose results are put side by side, also with others (``sliced``), and products of one operand
+that are one by weights side by side (``siblings``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.planning.products import offer_products
+from onnxfuse.planning.siblings import offer_siblings
 from onnxfuse.planning.sliced import offer_sliced
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import connected, ordered
@@ -28,7 +30,7 @@ from onnxfuse.rules import RuleSet
 def grown(plan: Plan, context: Context) -> Plan:
     """The plan, in whose spaces all candidates are weighed."""
     offers = ((ATTENTION, offer_attentions), (DEPTHWISE, offer_depthwise), (PRODUCTS, offer_products),
-              (PRODUCTS, offer_gated), (PRODUCTS, offer_sliced))
+              (PRODUCTS, offer_gated), (PRODUCTS, offer_sliced), (PRODUCTS, offer_siblings))
     for space in plan.spaces:
         space.groups = _grown(space, space.growth)
         _offer_overlapping(space)

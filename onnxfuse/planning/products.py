@@ -94,9 +94,7 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     measures = context.measures
     if not measures and not pool.maker.costs.knows_tiles:
         return
-    products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
-                if not slides(node) and not pool.facts[node].maxima
-                and (_is_held(node) if measures else _is_foreseen(node, pool.facts))]
+    products = _weighed(pool, context)
     kept = pool.maker.keeps_float32()
     plain = [node for node in products if not recurs(node)]
     for group in (*([node] for node in products), *_beside(plain, pool.facts)):
@@ -105,7 +103,7 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
-    multiplied = plain if kept is None else [node for node in plain if not _rounds(node)]
+    multiplied = multiplied_by_kernels(pool, context)
     if measures:
         _offer_integers(plain, pool, context)
         _offer_folded(multiplied, pool, context)
@@ -116,6 +114,19 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
         Offer(pool, context, STAGE, trusted=False).together(alone)
         for members in _normed(group, pool) if scales_operands(context) else ():
             Offer(pool, context, STAGE, trusted=False).together(alone, members)
+
+
+def multiplied_by_kernels(pool: CandidatePool, context: Context) -> list[Node]:
+    """Products of a graph whose kernels may be weighed, but for those whose operands the runtime keeps as they are."""
+    kept = pool.maker.keeps_float32()
+    return [node for node in _weighed(pool, context) if not recurs(node) and (kept is None or not _rounds(node))]
+
+
+def _weighed(pool: CandidatePool, context: Context) -> list[Node]:
+    """Products of a graph of which something may be known, in graph order."""
+    return [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
+            if not slides(node) and not pool.facts[node].maxima
+            and (_is_held(node) if context.measures else _is_foreseen(node, pool.facts))]
 
 
 def _normed(group: list[Node], pool: CandidatePool) -> list[Members]:
@@ -181,7 +192,7 @@ def _rounds(node: Node) -> bool:
 def _beside(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[Node]]:
     """Two products of the same first operand and the same shape whose results meet, as a gate and its value do."""
     for one, other in (pair for same in _alike(products) for pair in combinations(same, 2)):
-        if _meet(one, other, facts):
+        if meet(one, other, facts):
             yield [one, other]
 
 
@@ -189,7 +200,7 @@ def _apart(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[N
     """Products of the same first operand and the same shape whose results go ways of their own, as queries, keys and
     values do: as few groups as a kernel computes side by side, of much the same size."""
     for same in _alike(products):
-        lone = [node for node in same if not any(_meet(node, other, facts) for other in same if other is not node)]
+        lone = [node for node in same if not any(meet(node, other, facts) for other in same if other is not node)]
         groups = -(-len(lone) // running(Does.CONTRACTS).products)
         yield from (group for place in range(groups) if len(group := lone[place::groups]) > 1)
 
@@ -204,7 +215,7 @@ def _alike(products: list[Node]) -> Iterable[list[Node]]:
     return found.values()
 
 
-def _meet(one: Node, other: Node, facts: Mapping[Node, Facts]) -> bool:
+def meet(one: Node, other: Node, facts: Mapping[Node, Facts]) -> bool:
     """Whether a node reads what is made of both, a few nodes on, and is no product itself."""
     return bool(_near(one, facts) & _near(other, facts))
 

@@ -36,10 +36,19 @@ def offer_sliced(pool: CandidatePool, context: Context) -> None:
     """Weigh products with what puts their results side by side."""
     if not (context.measures or pool.maker.costs.knows_tiles):
         return
-    for node in ordered(node for node in pool.facts if node.op == "Concat"):
+    for node in _joining(pool):
         regions = list(_Joined(node, pool).regions())
         if regions:
             Offer(pool, context, STAGE, trusted=False).each(regions)
+
+
+def side_by_side(pool: CandidatePool) -> list[Members]:
+    """Products with what puts their results side by side, and with more and less of what stands beside them."""
+    return [members for node in _joining(pool) for members in _Joined(node, pool).regions()]
+
+
+def _joining(pool: CandidatePool) -> list[Node]:
+    return ordered(node for node in pool.facts if node.op == "Concat")
 
 
 @dataclass(frozen=True)

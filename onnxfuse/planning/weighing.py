@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import or_
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.admission import Facts, inefficient, operators, too_large, too_many
+from onnxfuse.planning.admission import Facts, inefficient, limited, operators, too_large, too_many
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.collapsing import Fold
 from onnxfuse.planning.cost import CostModel
@@ -164,7 +164,7 @@ class CandidatePool:
         stands for some of them."""
         first = min(members, key=lambda node: node.index).label
         refusal = self.forbidden.refuses(members)
-        refusal = refusal or too_many(operators(members, self.facts), self.maker.costs.profile, first, rule)
+        refusal = refusal or too_many(limited(members, self.facts), self.maker.costs.profile, first, rule)
         return refusal or self.maker.region(members, rule, fold=fold)
 
     def take(self, members: Members, region: Region, cost: RegionCost) -> None:

@@ -81,8 +81,8 @@ class Sliced(ProductDivided):
 
 @dataclass(frozen=True)
 class _Launch:
-    """A kernel of one launch, a schedule's: its functions' namespace, what it computes, and where it reads and writes in
-    the whole, by what it calls that."""
+    """A kernel of one launch, of a schedule: its functions' namespace, what it computes, and where it reads and writes
+    in the whole, by what it calls that."""
 
     schedule: Schedule
     space: str
@@ -209,8 +209,8 @@ def _written(targets: tuple[str, ...]) -> dict[str, str]:
 
 
 def _variants(ways: Sequence[Sequence[Variant]], multiplies: Sequence[bool]) -> list[Variant]:
-    """Every way of all products with every way of all copies: where sizes or addresses admit no vectors to one kind, the
-    other has its own all the same.  The last of each runs anything."""
+    """Every way of all products with every way of all copies: where sizes or addresses admit no vectors to one kind,
+    the other has its own all the same.  The last of each runs anything."""
     pairs = list(zip(multiplies, range(len(ways)), strict=True))
     multiplied, copied = (_in_step([ways[place] for own, place in pairs if own is kind]) for kind in (True, False))
     order = [place for kind in (True, False) for own, place in pairs if own is kind]
