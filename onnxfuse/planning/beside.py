@@ -28,7 +28,6 @@ from onnxfuse.planning.contractions import (
 from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.evidence import SLOWER
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -169,8 +168,10 @@ class Beside:
 
     def laid(self) -> list[Members]:
         """The products with what is computed of their results up to where these are laid out another way, from the most
-        on; nothing where they are not."""
-        return [members for members, node in reversed(list(self._behind())) if self.facts[node].leaves]
+        on; where they are not, with as much as comes in, and bare."""
+        steps = list(self._behind())[::-1]
+        laid = [members for members, node in steps if self.facts[node].leaves]
+        return laid or [members for members, _ in steps[:1]] + [self.core]
 
     def _computed(self, steps: Sequence[tuple[Members, Node]], *, scales: bool = False) -> int:
         """How many of the steps lead to the last that is no view, nor, with ``scales``, a factor."""
@@ -233,14 +234,9 @@ class Beside:
             for each in node.originals)
 
 
-def farthest(apart: Sequence[Beside]) -> Members:
-    """Products with as much as is computed of each one's results that no path leads back to from another's, as from a
-    block to what goes around it."""
-    found = frozenset[Node]().union(*(each.core for each in apart))
-    for each in apart:
-        ways = each.laid() or [*each.behind(), each.core]
-        found |= next((members for members in ways if is_convex(found | members) is None), ways[-1])
-    return found
+def union(parts: Iterable[Members]) -> Members:
+    """All of their nodes."""
+    return frozenset[Node]().union(*parts)
 
 
 class Outcome(Enum):
@@ -334,11 +330,12 @@ class Offer:
     def joined(self, apart: Sequence[Beside], fold: Fold) -> None:
         """Weigh products of one operand as one by weights side by side, with what is computed of each result, else
         bare; ``fold``: what stands for them."""
-        alike = [frozenset().union(*parts) for parts in zip(*(each.alike() for each in apart), strict=True)]
-        more = [farthest(apart)] if any(each.laid() for each in apart) else alike
-        outcomes = [self.join(members, fold) for members in dict.fromkeys(more)]
+        most, least = ([each.laid()[place] for each in apart] for place in (0, -1))
+        ways = [most] if any(self.pool.facts[node].leaves for members in most for node in members) else zip(
+            *(each.alike() for each in apart), strict=True)
+        outcomes = [self.join(members, fold) for members in dict.fromkeys(map(union, ways))]
         if all(each is Outcome.REFUSED for each in outcomes):
-            self.join(frozenset().union(*((each.laid() or [each.core])[-1] for each in apart)), fold)
+            self.join(union(least), fold)
 
     def join(self, members: Members, fold: Fold) -> Outcome:
         """Put a region whose kernel multiplies by other weights among those that may be chosen, or keep why not."""

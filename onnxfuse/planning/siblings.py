@@ -13,7 +13,7 @@ from functools import partial
 
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.beside import Beside, Offer, Outcome, farthest
+from onnxfuse.planning.beside import Beside, Offer, Outcome, union
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.products import STAGE, meet, multiplied_by_kernels
@@ -45,7 +45,7 @@ def _offer(group: list[Node], around: list[Members], pool: CandidatePool, contex
     alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
     offer = Offer(pool, context, STAGE, trusted=False)
     offer.joined(alone, fold)
-    own = farthest(alone)
+    own = union(each.laid()[0] for each in alone)
     whole = [members | own for members in around if escaping({*members, *own}) == escaping(set(members))]
     return Outcome.TAKEN in [offer.join(members, fold) for members in whole]
 
