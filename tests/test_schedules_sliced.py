@@ -97,6 +97,7 @@ BEHIND_ONE: Mapping[str, tuple[str, int]] = {
     "steps, and two parts as they are": ("g (T[N,9,9,16] x, T[40,1,1,16] w, T[16,3,3,24] v) => (T[N,5,5,32] y) <int64[3] z = {8,8,24}> { i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) l = Transpose<perm = [0,3,1,2]>(v) p = Conv<strides = [2,2]>(i, k) c, d, e = Split<axis = 1>(p, z) f = Sigmoid(d) g = Tanh(e) m = Conv<pads = [1,1,1,1]>(g, l) o = Concat<axis = 1>(f, m, c) y = Transpose<perm = [0,2,3,1]>(o) }", 2),
     "residuals of what lies between": ("g (T[N,24] x, T[24,40] w, T[16,16] v, T[N,8] h, T[8,24] u) => (T[N,40] y) <int64[2] z = {16,24}> { p = MatMul(x, w) c, d = Split<axis = 1>(p, z) e = Relu(c) m = MatMul(e, v) a = Add(m, e) q = MatMul(h, u) b = Add(q, d) y = Concat<axis = 1>(a, b) }", 3),
     "matrices": ("g (T[N,24] x, T[24,40] w, T[24,8] v) => (T[N,24] y) <int64[2] z = {16,24}> { p = MatMul(x, w) c, d = Split<axis = 1>(p, z) e = Relu(d) m = MatMul(e, v) y = Concat<axis = 1>(c, m) }", 2),
+    "a copy and a window beside them": ("g (T[N,16,6,4] x, T[24,16,1,1] w, T[8,16,1,1] v, T[N,8,6,4] u, T[N,8,7,5] t) => (T[N,32,6,4] y) <int64[2] z = {8,16}> { p = Conv(x, w) c, d = Split<axis = 1>(p, z) e = Relu(d) m = Conv(e, v) s = Sigmoid(u) r = MaxPool<kernel_shape = [2,2]>(t) y = Concat<axis = 1>(s, c, r, m) }", 4),
 }
 """Parts of which some are of one product that comes first, and in how many launches."""
 

@@ -10,7 +10,7 @@ side.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,7 +47,7 @@ def side_by_side(pool: CandidatePool) -> list[Members]:
     return [members for node in _joining(pool) for members in _Joined(node, pool).regions()]
 
 
-def _joining(pool: CandidatePool) -> list[Node]:
+def _joining(pool: CandidatePool) -> Sequence[Node]:
     return ordered(node for node in pool.facts if node.op == "Concat")
 
 

@@ -303,14 +303,14 @@ def _laid(operand: Tensor, whole: Concat, start: Dim, back: Sequence[Permute]) -
 def _order(back: Sequence[Permute], rank: int) -> tuple[int, ...]:
     """In which order the axes of what is put side by side lie in the result."""
     order = tuple(range(rank))
-    for each in reversed(back):
-        order = tuple(order[axis] for axis in each.axes)
+    for moved in reversed(back):
+        order = tuple(order[axis] for axis in moved.axes)
     return order
 
 
 def _behind_one(found: _Sliced, operands: tuple[Tensor, ...], order: tuple[int, ...]) -> _Sliced | None:
     """Parts of which some are computed of one product that comes first, what lies between with its axes in an
-    ``order``; None where there is no such, or more than one."""
+    ``order``; None where there is no such, or more than one, or all are its."""
     products = [_products(operand) for operand in operands]
     common = {one for each in products for one in each if sum(one in others for others in products) > 1}
     if len(common) != 1:
@@ -327,7 +327,7 @@ def _behind_one(found: _Sliced, operands: tuple[Tensor, ...], order: tuple[int, 
             between[place] = Permute(cut.dtype, tuple(cut.shape[axis] for axis in order), cut, order)
         elif len(own) > 1:
             return None
-    return replace(found, first=tuple(first), between=between)
+    return None if len(first) == len(operands) else replace(found, first=tuple(first), between=between)
 
 
 def _cut(operand: Tensor, one: Contract) -> Tensor | None:
