@@ -32,6 +32,7 @@ from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.feeds import is_float
 from onnxfuse.verifying.hidden import guarded_model, may_hide, outweighed_model, shown
 from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
+from onnxfuse.verifying.spelled_out import spelled_out
 from onnxfuse.verifying.tolerances import WIDTHS
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, WAY, wavering_model
 
@@ -87,11 +88,12 @@ class Reference:
         """
         self._node, self._model = node, model
         self.body = body_model(node, model)
-        self.lifted = body_model(node, model, precision="float64")
-        self.types = value_types(self.body)
+        self.spelled = spelled_out(self.body)
+        self.lifted = spelled_out(body_model(node, model, precision="float64"))
+        self.types = value_types(self.spelled)
         self.precision = tuple(_precision(self.body, self.types))
         self._declared = {
-            name: self.types[node.input[0]] for node in self.body.graph.node if node.input and node.output
+            name: self.types[node.input[0]] for node in self.spelled.graph.node if node.input and node.output
             for name in (node.output[0], _result(node.output[0])) if node.input[0] in self.types
         }
         self._exact = Evaluator(self.lifted, self._declared)
@@ -109,7 +111,7 @@ class Reference:
         those that are multiplied before it, whose sums would be no numbers."""
         multiplied: set[str] = set()
         softmax = False
-        for node in reversed(self.body.graph.node):
+        for node in reversed(self.spelled.graph.node):
             if "Softmax" in node.op_type or node.op_type == "Exp":
                 softmax = True
             elif _attends(node):
@@ -207,7 +209,7 @@ class Reference:
     @cached_property
     def products(self) -> list[onnx.NodeProto]:
         """The body's products and convolutions."""
-        return [node for node in self.body.graph.node if _is_product(node)]
+        return [node for node in self.spelled.graph.node if _is_product(node)]
 
     @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
@@ -216,8 +218,8 @@ class Reference:
 
     @cached_property
     def _outweighed(self) -> Evaluator | None:
-        nodes = self.body.graph.node
-        if sum(map(_is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.body):
+        nodes = self.spelled.graph.node
+        if sum(map(_is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.spelled):
             return None
         return Evaluator(outweighed_model(self.lifted), self._declared)
 
@@ -228,7 +230,7 @@ class Reference:
 
     @cached_property
     def _single(self) -> Evaluator:
-        return Evaluator(body_model(self._node, self._model, precision="float32"), self._declared)
+        return Evaluator(spelled_out(body_model(self._node, self._model, precision="float32")), self._declared)
 
     @cached_property
     def _own(self) -> Evaluator:
@@ -252,7 +254,7 @@ def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.Model
     """The body with every float16 and bfloat16 node computed in float32 and its result rounded: what a GPU does.
 
     ONNX Runtime's CPU provider runs many such nodes in float32 and does not round between them; here casts that it
-    must keep stand between all nodes.
+    must keep stand between all nodes, and where values lie inside of one that is spelled out (``spelled_out``).
     """
     narrow = {name for name, kind in types.items() if kind in _NARROW}
     result = onnx.ModelProto()
@@ -274,7 +276,7 @@ def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.Model
                 if name not in node.output:
                     graph.node.append(helper.make_node("Cast", [_result(name)], [name], to=types[name]))
                 graph.node.append(helper.make_node("Cast", [name], [_wide(name)], to=TensorProto.FLOAT))
-    return result
+    return spelled_out(result, {_result(name): types[name] for name in narrow})
 
 
 def _wide(name: str) -> str:
