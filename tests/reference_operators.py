@@ -38,11 +38,29 @@ def _multi_head_attention(
     score = q @ k.transpose(0, 1, 3, 2) * (attributes.get("scale", 0.0) or q.shape[-1] ** -0.5)
     score = score + (0.0 if scores is None else scores)
     if mask is not None:
-        score = score + np.where(mask[:, None, None] > 0, 0.0, attributes.get("mask_filter_value", -10000.0))
+        score = score + np.where(_seen(mask, *score.shape), 0.0, attributes.get("mask_filter_value", -10000.0))
     if attributes.get("unidirectional", 0):
         score = np.where(np.tri(*score.shape[-2:], dtype=bool), score, -np.inf)
     made = (_softmax(score, (3,)) @ v).transpose(0, 2, 1, 3)
     return made.reshape(*made.shape[:2], -1)
+
+
+def _seen(mask: Array, batch: int, heads: int, rows: int, keys: int) -> Array:
+    """Of a mask of numbers for keys, for queries' keys, or of where keys end and begin."""
+    if mask.ndim == 1:
+        ends, begins = (*mask.reshape(-1, batch), np.zeros(batch, int))[:2]
+        places = np.arange(keys)
+        return ((places < ends[:, None]) & (places >= begins[:, None]))[:, None, None]
+    return (mask[:, None, None] if mask.ndim == 2 else mask[:, None]) > 0
+
+
+def _packed_attention(attributes: Mapping, opset: int, x: Array, w: Array, *more: Array | None) -> Array:
+    """Without keys of the past."""
+    bias, mask, _, scores = (*more, None, None, None, None)[:4]
+    whole = x @ w + (0.0 if bias is None else bias)
+    widths = attributes.get("qkv_hidden_sizes", [w.shape[1] // 3] * 3)
+    sides = np.split(whole, np.cumsum(widths[:2]), axis=2)
+    return _multi_head_attention(attributes, opset, *sides, None, mask, scores)
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -467,7 +485,7 @@ OWN: dict[tuple[str, str], Callable] = {
     (MICROSOFT, "BiasGelu"): _biased(_phi),
     (MICROSOFT, "Gelu"): _biased(_phi),
     (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
-    (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    (MICROSOFT, "Attention"): _packed_attention, (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
     (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", float(np.float32(1.702)))),
     (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,

@@ -1,5 +1,5 @@
-"""What the standard's Attention, and the runtime's MultiHeadAttention, mean as tensors: two contractions with a softmax
-between them.
+"""What the standard's Attention, and the runtime's own and its MultiHeadAttention, mean as tensors: two contractions
+with a softmax between them, the runtime's Attention behind one that gives queries, keys and values.
 
 Scores are scaled once, in float32, where the runtime scales queries and keys by the root of the factor each.  What its
 providers do in different ways, or no kernel holds, is refused: keys of the past, scores of hidden keys as a result, and
@@ -29,6 +29,9 @@ SCORES, MASKED = 3, 2
 
 MULTI_HEAD_OPERANDS = 6
 """The same of MultiHeadAttention, with a bias of all three, a mask of keys and a bias of scores."""
+
+PACKED_PAST = (4, 6)
+"""Operands of the runtime's Attention that are of the past."""
 
 
 @dataclass(frozen=True)
@@ -111,24 +114,91 @@ def multi_head_attention(node: Node, context: LoweringContext) -> list[Tensor | 
         raise context.refuse(
             "no-lowering", "a MultiHeadAttention with keys of the past, or more results, has no kernel",
             "join past and new keys outside of it")
-    heads = _many_heads(node, context)
+    score_bias, mask = optional(node, context, 5), optional(node, context, 4)
+    return _attended(node, context, _many_heads(node, context), score_bias, mask)
+
+
+def packed_attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
+    """The first result of the runtime's Attention: queries, keys and values by one product, which lie in memory in the
+    operands' type between, then what MultiHeadAttention makes of them."""
+    past = any(place < len(node.inputs) and node.inputs[place] is not None for place in PACKED_PAST)
+    if past or any(value is not None for value in node.outputs[1:]):
+        raise context.refuse("no-lowering", "an Attention with keys of the past, or more results, has no kernel",
+                             "write it as a product and a MultiHeadAttention, past and new keys joined outside of it")
+    if integer_attribute(node, "do_rotary", 0):
+        raise context.refuse("no-lowering", "an Attention with rotary embeddings has no kernel",
+                             "write it as a product, RotaryEmbedding and a MultiHeadAttention")
+    rows, weights = (operand(node, context, place) for place in range(2))
+    bias = optional(node, context, 2)
+    if bias is None:  # verification runs the model on a CPU, where ONNX Runtime (1.31) ends the process
+        raise context.refuse("no-lowering", "an Attention without a bias has no kernel", "give it one of zeros")
+    if rows.rank != 3 or weights.rank != 2:
+        raise ValueError("rows and weights of other than three and two axes")
+    summed = contract((rows, "bsi"), (weights, "ih"), "bsh")
+    made = declare(apply("add", summed, declare(bias, summed.dtype), shape=summed.shape), rows.dtype)
+    sides, begin = [], dim(0)
+    for width in _widths(node, weights, bias, context):
+        sides.append(Slice(made.dtype, (*made.shape[:2], width), made, (dim(0), dim(0), begin), (1, 1, 1)))
+        begin += width
+    count = dim(integer_attribute(node, "num_heads", 0))
+    heads = _Heads(_parted(sides[0], count, dim(1), context), _parted(sides[1], count, None, context),
+                   _parted(sides[2], count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+    return _attended(node, context, heads, optional(node, context, 5), optional(node, context, 3))
+
+
+def _widths(node: Node, weights: Tensor, bias: Tensor, context: LoweringContext) -> Sequence[Dim]:
+    """Columns of queries, keys and values."""
+    whole, given = weights.shape[1], node.attributes.get("qkv_hidden_sizes")
+    if bias.shape != (whole,):
+        raise context.refuse("no-lowering", f"an Attention of {whole} columns whose bias is not known to have as many "
+                             "has no kernel", "give sizes that are the same one name")
+    third = whole.divide(dim(3))
+    sizes = [dim(int(size)) for size in given] if given else [] if third is None else [third] * 3
+    if len(sizes) != 3 or sizes[0] != sizes[1] or sum(sizes, dim(0)) != whole:
+        raise context.refuse(
+            "no-lowering", f"an Attention whose {whole} columns are not known to be those of queries, keys and values "
+            "has no kernel", "state the sizes of its weights")
+    return sizes
+
+
+def _attended(
+    node: Node, context: LoweringContext, heads: _Heads, bias: Tensor | None, mask: Tensor | None
+) -> list[Tensor | None]:
+    """What the runtime's operators make of heads, with a bias of scores and a mask of keys."""
     score = _scores(heads, number_attribute(node, "scale", 0.0) or None)
     batch, _, _, length, count = score.shape
-    bias, mask = optional(node, context, 5), optional(node, context, 4)
     if bias is not None:
         if not _spreads(bias.shape, (batch, score.shape[1], length, count)):
             raise _unknown_mask(node, context)
         more = reshape(bias, (*bias.shape[:2], dim(1), *bias.shape[2:]))
         score = apply("add", score, declare(more, score.dtype), shape=score.shape)
     if mask is not None:
-        if mask.rank != 2 or mask.shape != (batch, count):
-            raise _unknown_mask(node, context)
-        seen = test("gt", reshape(mask, (batch, dim(1), dim(1), dim(1), count)), like(0, mask))
+        seen = _seen(mask, score.shape, node, context)
         hidden = like(number_attribute(node, "mask_filter_value", -10000.0), score)
         score = apply("add", score, apply("where", seen, like(0, score), hidden), shape=score.shape)
     if integer_attribute(node, "unidirectional", 0):
         score = _causal(score, node, context)
     return [_weighed(softmax(score, (4,)), heads), *(None for _ in node.outputs[1:])]
+
+
+def _seen(mask: Tensor, scores: Shape, node: Node, context: LoweringContext) -> Tensor:
+    """Whether a key is seen: by a number for each key, and of a packed operator for each query too; or by where the
+    keys of a batch end, and behind all these perhaps where they begin."""
+    batch, _, _, length, count = scores
+    one, packed = dim(1), node.op == "Attention"
+    if mask.shape == (batch, count) or (packed and mask.shape == (batch, length, count)):
+        rows = one if mask.rank == 2 else length
+        return test("gt", reshape(mask, (batch, one, one, rows, count)), like(0, mask))
+    if not packed or mask.shape not in ((batch,), (2 * batch,)):
+        raise _unknown_mask(node, context)
+    key = Iota(mask.dtype, scores, 4)
+
+    def places(first: Dim) -> Tensor:
+        part = Slice(mask.dtype, (batch,), mask, (first,), (1,))
+        return reshape(part, (batch, one, one, one, one))
+
+    seen = test("lt", key, places(dim(0)))
+    return seen if mask.shape == (batch,) else apply("and", seen, test("ge", key, places(batch)), dtype=BOOL)
 
 
 def _many_heads(node: Node, context: LoweringContext) -> _Heads:

@@ -109,6 +109,11 @@ def recurs(node: Node) -> bool:
     return not node.domain and node.op in ("LSTM", "GRU")
 
 
+def projects(node: Node) -> bool:
+    """Whether a node is an attention that has the product of its queries, keys and values in it."""
+    return node.domain == MICROSOFT and node.op == "Attention"
+
+
 def slides(node: Node) -> bool:
     """Whether a node is a depthwise convolution: each channel of its result sums over one of several channels."""
     if node.op != "Conv" or node.domain or len(node.inputs) < 2 or node.inputs[1] is None:

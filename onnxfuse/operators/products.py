@@ -11,7 +11,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
-from onnxfuse.operators.attending import attention, multi_head_attention
+from onnxfuse.operators.attending import attention, multi_head_attention, packed_attention
 from onnxfuse.operators.multiplying import (
     einsum,
     fused_matmul,
@@ -252,6 +252,19 @@ def _attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return query[0] * rows * columns * (2 * width + 2 * value_width + heads * SOFTMAX)
 
 
+def _packed_attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
+    """The product that gives queries, keys and values, and what becomes of these."""
+    shapes = [sizes_of(node.inputs[place], sizes) for place in range(2)]
+    rows, weights = shapes
+    if rows is None or weights is None or len(rows) != 3 or len(weights) != 2:
+        return None
+    heads, (batch, length, depth) = int(node.attributes.get("num_heads", 1)), rows
+    given = node.attributes.get("qkv_hidden_sizes")
+    width, value_width = (int(given[0]), int(given[2])) if given else (weights[1] // 3, weights[1] // 3)
+    attended = length * length * (2 * width + 2 * value_width + heads * SOFTMAX)
+    return batch * (2 * length * depth * weights[1] + attended)
+
+
 define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic, host=(),
        runtime=RuntimeKernel.PRODUCT)
 define("MatMulInteger", kind=HEAVY, types=matmul_types, lowering=matmul_integer, arithmetic=matmul_arithmetic, host=(),
@@ -282,8 +295,10 @@ define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arith
 define("LinearAttention", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(), runtime=PLAIN)
 define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types,
        lowering=multi_head_attention, arithmetic=_attention_arithmetic, host=(), runtime=PLAIN)
-define("Attention", "QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=None,
-       arithmetic=uncounted, host=(), runtime=PLAIN)
+define("Attention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=packed_attention,
+       arithmetic=_packed_attention_arithmetic, host=(), runtime=PLAIN)
+define("QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=None, arithmetic=uncounted,
+       host=(), runtime=PLAIN)
 define("GroupQueryAttention", domain=MICROSOFT, kind=HEAVY, types=group_query_attention_types, lowering=None,
        arithmetic=uncounted, host=(), runtime=PLAIN)
 define("LongformerAttention", domain=MICROSOFT, kind=HEAVY, types=same, lowering=None, arithmetic=uncounted, host=(),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import QUANTIZE, multiplied
+from onnxfuse.operators.classes import QUANTIZE, multiplied, projects
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
@@ -281,10 +281,12 @@ def _costed(region: Region, pool: CandidatePool, context: Context) -> Costed | R
         return foreseen
     if _rate(pool) is None or attends or made.kernel.rounds:
         name = pool.maker.costs.profile.name
+        what = ("the product of an attention's operands and the attention could be two kernels; how fast they are"
+                if any(map(projects, made.view)) else
+                "two products with a softmax between them could be one kernel; how fast it is")
         return Refusal(
             UNMEASURED,
-            f"two products with a softmax between them could be one kernel; how fast it is on {name} was not measured, "
-            "and products are fused only where that is known to be faster",
+            f"{what} on {name} was not measured, and products are fused only where that is known to be faster",
             region.label, region.rule, "run onnxfuse optimize on that GPU, which measures it, or onnxfuse tune"
             + pool.maker.tuning_options,
         )

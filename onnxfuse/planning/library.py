@@ -12,6 +12,8 @@ less for 16 bits than for 32.  With bias and Relu the 44 that were measured took
 more, three of four 1.08 (H100, ``benchmarks/results`` of 2026-11-28, float32).  Kernels of groups that run side by side
 count once in that.
 
+Of an attention with the product of its operands all that is known is what its kernels are.
+
 Products of an attention's heads, each of operands of its own, pass the caches by, and where rows are no whole vectors
 (197 keys, 77, 257) all is multiplied element by element: the twenty of the zoo took 0.82 to 1.55 times as long as
 is predicted, half of them 1.07 and more (H100; 1.00 to 1.60 and 1.17 on an H200), and up to 4.6 times as long as what
@@ -33,6 +35,7 @@ from onnxfuse.operators.classes import (
     is_narrow,
     is_transposed_convolution,
     multiplied,
+    projects,
     recurs,
 )
 from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
@@ -238,3 +241,20 @@ def recurrent_seconds(node: Node, costs: CostModel) -> float | None:
     dtype = node.inputs[0].dtype
     before = 2 * length * batch * inputs * directions * rows / (1e12 * product_peak(dtype, costs.profile))
     return length * directions * RECURRENT_STEP + before if batch else None
+
+
+def projected_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of an attention with the product of its operands, at the least: that product, a kernel that
+    adds their bias and lays out their heads, and the attention.  None of others, and where sizes are not known."""
+    values = [value for value in node.inputs[:2] if value is not None] if projects(node) else []
+    shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
+    if shapes is None or [len(shape) for shape in shapes] != [3, 2] or not all(map(prod, shapes)):
+        return None
+    counted, dtype = costs.ledger.node(node), values[0].dtype
+    (batch, length, depth), (_, columns) = shapes
+    element, peak = TYPES[dtype or FLOAT].size, product_peak(dtype, profile)
+    made, flops = element * batch * length * columns, 2 * batch * length * depth * columns
+    read, written = element * sum(map(prod, shapes)), sum(counted.writes.values())
+    product = kernel_time(read, made, flops, profile, peak)
+    attended = kernel_time(made, written, counted.flops - flops, profile, peak)
+    return product + kernel_time(made, made, 0, profile) + attended

@@ -33,6 +33,7 @@ from onnxfuse.planning.library import (
     has_few_channels,
     is_dense,
     is_laid_anew,
+    projected_seconds,
     recurrent_seconds,
     uneven_seconds,
 )
@@ -57,17 +58,20 @@ def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) 
     if context.measured is None and not foreseen:
         return
     for node in facts:
+        for own in node.originals if foreseen else ():
+            if (seconds := projected_seconds(own, costs)) is not None:
+                costs.learn(own, seconds, measured=False)
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
         if not isinstance(made, Region):
             continue
-        own = [each for each in made.nodes if each.op != "Constant" and not gives_back(each)]
-        if len(own) != 1:
+        alone = [each for each in made.nodes if each.op != "Constant" and not gives_back(each)]
+        if len(alone) != 1:
             continue
         taken = None if context.measured is None else context.measured.runtime(made)
         if taken is not None:
-            costs.learn(own[0], 1e-6 * taken)
-        elif foreseen and (seconds := _foreseen(node, made, own[0], maker, facts, context)) is not None:
-            costs.learn(own[0], seconds, measured=False)
+            costs.learn(alone[0], 1e-6 * taken)
+        elif foreseen and (seconds := _foreseen(node, made, alone[0], maker, facts, context)) is not None:
+            costs.learn(alone[0], seconds, measured=False)
 
 
 def _foreseen(

@@ -26,8 +26,9 @@ product_rows.py  products of whose results rows are reduced; product_rows_text.p
                two kernels
 gated.py       images scaled by products of their means; gated_text.py the text of these, gated_ahead.py depthwise
                convolutions that tell the sums of the means
-in_parts.py    what regions have in common of which parts have kernels of their own, as the two that follow
+in_parts.py    what regions have in common of which parts have kernels of their own, as the three that follow
 normed.py      products and attentions of operands that norms of their rows scale, as two kernels
+projected.py   attentions with the product of their operands
 sliced.py      products that write parts of one result, windows and copies beside them
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
@@ -59,6 +60,7 @@ from onnxfuse.schedules.pooling import Pooling
 from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.product_norms import ProductNorms
 from onnxfuse.schedules.product_rows import ProductRows
+from onnxfuse.schedules.projected import Projected
 from onnxfuse.schedules.recurrent import Recurrent
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.scans import Scans
@@ -74,9 +76,9 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Sliced(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Attention(),
-        Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(),
-        Pointwise(), Tiled())
+        Recurrent(), Sliced(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Projected(),
+        Attention(), Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS,
+        Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -92,7 +92,7 @@ class Launches:
         maps = {f"m{own}": f"m{len(self._maps) + own}" for own in range(len(kernel.plan.maps))}
         moved = {**names, **maps, **moved_scratch(kernel.plan.scratch, len(self.scratch))}
         self.scratch += kernel.plan.scratch
-        self._maps += [replace(each, base=names.get(each.base, each.base)) for each in kernel.plan.maps]
+        self._maps += [replace(each, base=moved.get(each.base, each.base)) for each in kernel.plan.maps]
         self._kernels.append(kernel)
         self._texts.append(source)
         self.ways.append([renamed_variant(each, moved) for each in variants])

@@ -118,6 +118,13 @@ class InTwo:
     checks: tuple[Check, ...]
 
 
+def is_divided(request: Request, contract: Contract) -> bool:
+    """Whether a region can be divided so: whether something of the product's elements is all that what is computed of
+    reductions has of it."""
+    program = request.lowered.program
+    return bool(_between(program, contract, tuple(each for each in program.outputs if reduces(each))))
+
+
 def divided(request: Request, contract: Contract, axes: Sequence[int] | None = None) -> Divided:
     """A region with one product, and reductions of what it gives.
 
