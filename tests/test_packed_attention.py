@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
@@ -20,16 +21,20 @@ from test_attention_operator import planned
 
 from onnxfuse.ir.exact import exactly
 from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.rewriting import unfuse
 from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice, words
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.evaluate import CPU, exact_options
+from onnxfuse.verifying.given_biases import with_biases
 
 ROWS = "T[B,S,24] x, T[24,96] w, T[96] b"
 
 FORMS = {
     "plain": (ROWS, "x, w, b", ""),
+    "no bias": ("T[B,S,24] x, T[24,96] w", "x, w", ""),
     "a scale": (ROWS, "x, w, b", ", scale = 0.3"),
     "a mask of keys": (ROWS + ", int32[B,S] m", "x, w, b, m", ""),
     "a mask of keys, by a number of its own": (ROWS + ", int32[B,S] m, T[1,4,S,S] r", "x, w, b, m, , r", ", mask_filter_value = -1.5"),
@@ -67,7 +72,7 @@ def test_forms(form: str) -> None:
     made = region_of(model)
     assert isinstance(made, Region), made
     del model.opset_import[2:]
-    session = onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), providers=CPU)
+    session = onnxruntime.InferenceSession(with_biases(model).SerializeToString(), exact_options(), providers=CPU)
     inputs = masked(random_inputs(made, sizes))
     (got,) = evaluate_lowered(made.lowered, arguments(made, inputs), sizes)
     (wanted,) = session.run(None, inputs)
@@ -90,7 +95,6 @@ REFUSED = [
     (ROWS + ", T[2,B,4,P,8] p", "x, w, b, , p", "", "an Attention with keys of the past, or more results, has no kernel"),
     (ROWS + ", int32[1] n", "x, w, b, , , , n", "", "an Attention with keys of the past, or more results, has no kernel"),
     (ROWS, "x, w, b", ", do_rotary = 1", "an Attention with rotary embeddings has no kernel"),
-    ("T[B,S,24] x, T[24,96] w", "x, w", "", "an Attention without a bias has no kernel"),
     ("T[B,S,24] x, T[24,96] w, T[Z] b", "x, w, b", "", "an Attention of 96 columns whose bias is not known to have as many has no kernel"),
     ("T[B,S,24] x, T[24,Z] w, T[Z] b", "x, w, b", "", "an Attention whose Z columns are not known to be those of queries, keys and values has no kernel"),
     (ROWS, "x, w, b", ", qkv_hidden_sizes = [32, 32, 16]", "an Attention whose 96 columns are not known to be those of queries, keys and values has no kernel"),
@@ -150,6 +154,14 @@ LAYER = ("g (float16[B,S,32] x, float16[32,96] w, float16[96] b, int32[B,S] m, f
          "{ a = com.microsoft.Attention<num_heads = 2>(x, w, b, m) y = MatMul(a, o) }")
 
 
+def measured(layer: onnx.ModelProto, folder: Path) -> Optimised:
+    """As it is planned where its kernels were measured to be faster."""
+    timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0)
+    with open_database(folder / "measurements.sqlite") as kept:
+        tune(layer, timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
+        return planned(layer, database=Path(kept.name), target="H100")
+
+
 def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_path: Path) -> None:
     """Numbers that are infinite between the product and the attention, as the runtime's are, are no fault; one of a
     hundredth is.  The node stands in the body, and comes back."""
@@ -158,10 +170,7 @@ def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_p
     made = planned(layer)
     (refusal,) = [refusal for refusal in made.refusals if refusal.code == "unmeasured"]
     assert not made.plan.fusions and "the product of an attention's operands and the attention" in refusal.message
-    timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0)
-    with open_database(tmp_path / "measurements.sqlite") as kept:
-        tune(layer, timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
-        made = planned(layer, database=Path(kept.name), target="H100")
+    made = measured(layer, tmp_path)
     (fusion,) = made.plan.fusions
     assert fusion.kernel.schedule == "projected" and [node.op for node in fusion.view] == ["Attention"]
     for runner, verdict in ((EmulatedRunner(), "passed"), (FaultyRunner(), "failed")):
@@ -170,5 +179,24 @@ def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_p
     fused = made.rewritten.model
     assert {entry.domain for entry in fused.opset_import} >= {"", "com.microsoft"}
     back = unfuse(fused)
-    assert [node.op_type for node in back.graph.node] == ["Attention", "MatMul"] and back.graph == layer.graph
-    assert list(back.opset_import) == list(layer.opset_import)
+    assert back.graph == layer.graph and list(back.opset_import) == list(layer.opset_import)
+
+
+def test_no_bias_ends_no_process(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider, which verification runs the whole model on, reads where there is none."""
+    layer = parse(LAYER.replace("float16[96] b, ", "").replace("(x, w, b, m)", "(x, w, , m)"))
+    made = measured(layer, tmp_path)
+    verification = verify(made, EmulatedRunner())
+    assert [result.verdict for result in verification.nodes] == ["passed"] and verification.passed
+    given = with_biases(made.rewritten.model)
+    assert [node.op_type for node in given.functions[0].node] == ["Constant", "Gather", "Sub", "Attention"]
+    assert with_biases(given) is given
+
+
+def test_what_the_runtime_takes_is_foreseen_as_its_kernels_are() -> None:
+    """A product, what lays out its results, and an attention, where it would be one launch."""
+    made = planned(parse(LAYER), target="H100", dims={"B": 8, "S": 128})
+    node = next(node for node in made.ledger.graph.nodes if node.op == "Attention")
+    foreseen = made.costs.group_seconds(frozenset([node]))
+    alone = CostModel(made.ledger, made.profile).group_seconds(frozenset([node]))
+    assert foreseen - alone > 2e-6 * made.profile.floor_us and not made.costs.is_learned(node)

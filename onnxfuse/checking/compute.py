@@ -16,6 +16,7 @@ from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rules import Example
 from onnxfuse.verifying.bounds import Bounds
+from onnxfuse.verifying.given_biases import with_biases
 
 SEED = 0
 SECONDS = 8.0
@@ -81,7 +82,7 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], names: Seque
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            with_biases(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
         bounds = Bounds(SECONDS, MEMORY)
         with bounds.within_memory():
             found: list[NDArray[Any]] = bounds.run(lambda options: session.run(list(names), dict(inputs), options))

@@ -130,12 +130,12 @@ def packed_attention(node: Node, context: LoweringContext) -> list[Tensor | None
                              "write it as a product, RotaryEmbedding and a MultiHeadAttention")
     rows, weights = (operand(node, context, place) for place in range(2))
     bias = optional(node, context, 2)
-    if bias is None:  # verification runs the model on a CPU, where ONNX Runtime (1.31) ends the process
-        raise context.refuse("no-lowering", "an Attention without a bias has no kernel", "give it one of zeros")
     if rows.rank != 3 or weights.rank != 2:
         raise ValueError("rows and weights of other than three and two axes")
-    summed = contract((rows, "bsi"), (weights, "ih"), "bsh")
-    made = declare(apply("add", summed, declare(bias, summed.dtype), shape=summed.shape), rows.dtype)
+    summed: Tensor = contract((rows, "bsi"), (weights, "ih"), "bsh")
+    if bias is not None:
+        summed = apply("add", summed, declare(bias, summed.dtype), shape=summed.shape)
+    made = declare(summed, rows.dtype)
     sides, begin = [], dim(0)
     for width in _widths(node, weights, bias, context):
         sides.append(Slice(made.dtype, (*made.shape[:2], width), made, (dim(0), dim(0), begin), (1, 1, 1)))
@@ -146,10 +146,10 @@ def packed_attention(node: Node, context: LoweringContext) -> list[Tensor | None
     return _attended(node, context, heads, optional(node, context, 5), optional(node, context, 3))
 
 
-def _widths(node: Node, weights: Tensor, bias: Tensor, context: LoweringContext) -> Sequence[Dim]:
+def _widths(node: Node, weights: Tensor, bias: Tensor | None, context: LoweringContext) -> Sequence[Dim]:
     """Columns of queries, keys and values."""
     whole, given = weights.shape[1], node.attributes.get("qkv_hidden_sizes")
-    if bias.shape != (whole,):
+    if bias is not None and bias.shape != (whole,):
         raise context.refuse("no-lowering", f"an Attention of {whole} columns whose bias is not known to have as many "
                              "has no kernel", "give sizes that are the same one name")
     third = whole.divide(dim(3))

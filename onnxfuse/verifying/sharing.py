@@ -21,6 +21,7 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.rewriting.wire import copy_fields
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
+from onnxfuse.verifying.given_biases import with_biases
 
 _SHARED_BYTES = 1024
 """Weights of more bytes than this leave the model."""
@@ -86,6 +87,8 @@ class Slim:
             for name, kind in extra:
                 info = model.graph.output.add(name=name)
                 info.type.tensor_type.elem_type = kind
+        if list(providers) == CPU:
+            model = with_biases(model)
         self.bounds.left()
         try:
             return BoundSession(onnxruntime.InferenceSession(
