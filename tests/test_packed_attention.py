@@ -80,8 +80,11 @@ def test_forms(form: str) -> None:
     np.testing.assert_allclose(got, wanted, atol=2e-3 if "m" in inputs else 2e-6)
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float"])
-@pytest.mark.parametrize("form", FORMS)
+OF_EACH_KIND = ("a mask of keys, by a number of its own", "causal", "values of another width")
+
+
+@pytest.mark.parametrize(("form", "kind"), [
+    *((form, "float16") for form in FORMS), *((form, kind) for form in OF_EACH_KIND for kind in ("bfloat16", "float"))])
 def test_kernels(form: str, kind: str) -> None:
     made = make(text(form, kind))
     assert made.kernel.schedule == "projected" and made.kernel.hides == ("causal" in form)
