@@ -19,6 +19,7 @@ from kernel_harness import Region, arguments, check, make, parse, random_inputs,
 from reference import Array
 from test_attention_operator import planned
 
+import onnxfuse
 from onnxfuse.ir.exact import exactly
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
@@ -203,3 +204,9 @@ def test_what_the_runtime_takes_is_foreseen_as_its_kernels_are() -> None:
     foreseen = made.costs.group_seconds(frozenset([node]))
     alone = CostModel(made.ledger, made.profile).group_seconds(frozenset([node]))
     assert foreseen - alone > 2e-6 * made.profile.floor_us and not made.costs.is_learned(node)
+
+
+def test_what_would_give_a_node_a_kernel_is_told() -> None:
+    layer = parse(LAYER.replace("num_heads = 2>", "num_heads = 2, do_rotary = 1>"))
+    found = onnxfuse.explain(layer, "a", dims={"B": 1, "S": 80}, target="H100", database=False).to_text()
+    assert "an Attention with rotary embeddings has no kernel" in found and "RotaryEmbedding" in found

@@ -120,8 +120,7 @@ class _Explainer:
         homes = self._homes(nodes)
         state: State = "fused" if homes else self.places.state(nodes[-1])
         refusals = self.reasons.at(nodes)
-        if state == "alone":
-            why = self.reasons.why(nodes[-1])
+        if state in ("alone", "product") and (why := self.reasons.why(nodes[-1])).code != "product":
             refusals = [why, *(refusal for refusal in refusals if refusal.message != why.message)]
         refusals = [*refusals, *filter(None, [self.locality.refusal(nodes)])]
         return NodeExplanation(

@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.admission import node_facts
+from onnxfuse.planning.admission import Facts, node_facts
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.traffic import Ledger
@@ -77,6 +77,10 @@ class Reasons:
     def why(self, node: Node) -> Refusal:
         """Why an original node that launches a kernel is in no fused node."""
         if self._optimised.ledger.placement.kinds[node] is Kind.PRODUCT:
+            # Another form of some operators would have a kernel, as an attention without keys of the past.
+            form = self._facts(self.view.get(node, node))
+            if isinstance(form, Refusal) and form.code == "no-lowering" and form.remedy:
+                return form
             return Refusal("product", product_words(node), node.label)
         if self._optimised.ledger.placement.kinds[node] is Kind.CONTROL:
             words = f"{node.op} copies the results that it stacks; what its body holds is fused in there"
@@ -86,7 +90,7 @@ class Reasons:
             return Refusal("unused", "nothing reads what it computes", view.label)
         if view in self._forbidden:
             return self._forbidden[view]
-        facts = node_facts(view, self._home[view], self._placement, self._lowerings)
+        facts = self._facts(view)
         if isinstance(facts, Refusal):
             return facts
         decided = self._decided(node, view)
@@ -96,6 +100,9 @@ class Reasons:
         if refusals:
             return refusals[0]
         return self._without_company(node, view)
+
+    def _facts(self, view: Node) -> Facts | Refusal:
+        return node_facts(view, self._home[view], self._placement, self._lowerings)
 
     def _decided(self, node: Node, view: Node) -> Refusal | None:
         """What settles it whatever else was tried: too little is gained, or the runtime has one kernel for it."""
