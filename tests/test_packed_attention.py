@@ -15,7 +15,18 @@ import pytest
 from emulated import EmulatedRunner, FaultyRunner
 from fake_timer import RUNTIME, FakeTimer
 from ir_reference import evaluate_lowered
-from kernel_harness import Region, arguments, check, make, parse, random_inputs, refused, region_of, told
+from kernel_harness import (
+    Region,
+    arguments,
+    check,
+    make,
+    parse,
+    random_inputs,
+    refused,
+    region_of,
+    told,
+    with_constants,
+)
 from reference import Array
 from test_attention_operator import planned
 
@@ -24,12 +35,13 @@ from onnxfuse.ir.exact import exactly
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.rewriting import unfuse
+from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice, words
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.evaluate import CPU, exact_options
 from onnxfuse.verifying.given_biases import with_biases
+from onnxfuse.verifying.reference import Reference, formal_names
 
 ROWS = "T[B,S,24] x, T[24,96] w, T[96] b"
 
@@ -158,12 +170,12 @@ LAYER = ("g (float16[B,S,32] x, float16[32,96] w, float16[96] b, int32[B,S] m, f
          "{ a = com.microsoft.Attention<num_heads = 2>(x, w, b, m) y = MatMul(a, o) }")
 
 
-def measured(layer: onnx.ModelProto, folder: Path) -> Optimised:
+def measured(layer: onnx.ModelProto, folder: Path, rows: int = 80) -> Optimised:
     """As it is planned where its kernels were measured to be faster."""
-    timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0)
+    timer, dims = FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0), {"B": 1, "S": rows}
     with open_database(folder / "measurements.sqlite") as kept:
-        tune(layer, timer, kept, TuneOptions(dims={"B": 1, "S": 80}))
-        return planned(layer, database=Path(kept.name), target="H100")
+        tune(layer, timer, kept, TuneOptions(dims=dims))
+        return planned(layer, database=Path(kept.name), target="H100", dims=dims)
 
 
 def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_path: Path) -> None:
@@ -184,6 +196,25 @@ def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_p
     assert {entry.domain for entry in fused.opset_import} >= {"", "com.microsoft"}
     back = unfuse(fused)
     assert back.graph == layer.graph and list(back.opset_import) == list(layer.opset_import)
+
+
+def test_what_a_causal_mask_hides_need_not_show(tmp_path: Path) -> None:
+    """Of a sum that cancels no share says how near it is: the original's own rounding does, where there are numbers."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in {"w": (32, 96), "b": (96,)}.items()}
+    layer = LAYER.replace("num_heads = 2>", "num_heads = 2, unidirectional = 1>").replace("int32[B,S] m", "int32[B,S,S] m")
+    layer = with_constants(parse(layer), weights)  # which are what they are
+    made = measured(layer, tmp_path, 130)
+    (result,) = verify(made, EmulatedRunner()).nodes
+    assert result.verdict == "passed" and "not-a-number" in result.inputs, result
+    # What a mask that is read leaves of keys where it hides all of them stays as it is.
+    (node,) = read_fused(made.rewritten.model)
+    rows = rng.standard_normal((1, 8, 32)).astype(np.float16)
+    rows[0, 7] = np.nan
+    given = {"x": rows, "m": np.zeros((1, 8, 8), np.int32), **weights}
+    feeds = {formal: given[name] for formal, name in formal_names(node).items()}
+    lower, clean = (np.abs(each[0][0, 6]) for each in Reference(node, made.rewritten.model).hidden(feeds))
+    assert np.isfinite(clean).all() and np.abs(lower - clean).max() > 0.1
 
 
 def test_no_bias_ends_no_process(tmp_path: Path) -> None:

@@ -317,7 +317,8 @@ class _Case:
             sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
             comparison = compared(ours, sides, own, types, leeway)
         if not comparison.passed and precision.reduces:
-            sides += [taken(entry[place]) for entry in reference.hidden(arrays)]
+            hidden = [taken(entry[place]) for entry in reference.hidden(arrays)]
+            ours, sides = self._unhidden(place, ours, chosen, hidden), [*sides, *hidden]
             comparison = compared(ours, sides, own, types, leeway)
         if not comparison.passed and types[0] in TABLE and not np.isfinite(own).all():
             single = taken(reference.single(arrays)[place])
@@ -329,6 +330,21 @@ class _Case:
                 place, mine, chosen, lambda got, more: compared(got, [*sides, *more], own, types, leeway))
             comparison = found if found.passed else comparison
         return comparison
+
+    def _unhidden(self, place: int, got: Array, chosen: Array | None, hidden: Sequence[Array]) -> Array:
+        """A kernel's result with the reference's where that is no number and the kernel's is one, as near to what
+        ``hidden`` has, where nothing that a mask hides shows, as the original's own result is: of numbers that cancel
+        no share of them tells how near that may be."""
+        seen = self.reference.seen(self.arrays)
+        if self.feeds.finite or seen is None or not hidden or not is_float(got):
+            return got
+        wanted = _taken(self.wanted[place], chosen)
+        lost = np.isfinite(got.astype(np.float64)) & ~np.isfinite(wanted)
+        own = _taken((self.reference.rounded(seen) or self.reference.own(seen))[place], chosen)
+        with np.errstate(over="ignore"):
+            mine = np.where(lost, got, hidden[-1].astype(got.dtype))
+        found = compared(mine, hidden[::-1], own, self._types(place), self._leeway(place))
+        return np.where(lost, wanted.astype(got.dtype), got) if found.passed else got
 
     @cached_property
     def _moves(self) -> Moves:

@@ -183,11 +183,17 @@ class Reference:
         guarded = [] if self._guarded is None else [self._guarded.run(feeds)]
         if self._outweighed is None:
             return guarded
-        clean = self._outweighed.run(shown(feeds, self.maskable))
+        seen = shown(feeds, self.maskable)
+        clean = self._outweighed.run(seen)
         if not any(map(_attends, self.body.graph.node)):
-            return [*guarded, clean]
+            # A query from which a mask that is read hides all keys sees what a finite one leaves of them.
+            return [*guarded, clean, self.outputs(seen)]
         zeros = [np.where(np.equal(one, other), one, 0) for one, other in zip(self.outputs(feeds), clean, strict=True)]
         return [clean, zeros]
+
+    def seen(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+        """Inputs without what is no number, where a mask may hide that; None where there is no such mask."""
+        return None if self._outweighed is None else shown(feeds, self.maskable)
 
     def bounded(self, feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs of inputs with zeros in the place of infinities."""
