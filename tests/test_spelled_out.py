@@ -140,6 +140,15 @@ def test_what_is_infinite_inside() -> None:
     np.testing.assert_allclose(exact, 256)
 
 
+def test_scores_that_overflow() -> None:
+    """Are infinite where they have 16 bits too, as in the runtime's kernels for many, and not in those for one."""
+    body = parse(NARROW)
+    weights = np.full((4, 12), 1, np.float16)
+    inputs = {"x": np.full((1, 3, 4), 128, np.float16), "w": weights, "b": np.zeros(12, np.float16)}
+    owns = [Evaluator(rounded_model(body, value_types(body), scores)).run(inputs)[0] for scores in (True, False)]
+    assert np.isnan(owns[0]).all() and (owns[1] == 512).all()
+
+
 def test_values_inside_have_the_names_that_they_have_in_any_type() -> None:
     """By which it is known in what type they are declared."""
     body = parse(NARROW)

@@ -5,6 +5,7 @@
          ─ wavering ▶ some more            how far what cancels may be off
          ─ hidden ──▶ one more             where a mask hides what no kernel need read
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
+         ─ inside ──▶ one more of these    where an attention is one node, with its scores in float32 (``spelled_out``)
          ─ TF32 ────▶ one more of these    where products of float32 round their operands (``rounded_products``)
          ─ float32 ─▶ what a kernel may err where the original overflowed
 
@@ -74,7 +75,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in seven ways."""
+    """The body of a fused node, ready to be evaluated in eight ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -208,6 +209,11 @@ class Reference:
         """The body in its own types, node by node, in the outputs' types."""
         return self._own.run(feeds)
 
+    def inside(self, feeds: Mapping[str, Array]) -> list[Array] | None:
+        """The same with scores of attentions that are spelled out in float32, where others overflow; None where there
+        are none."""
+        return None if self.spelled is self.body else self._inside.run(feeds)
+
     def rounded(self, feeds: Mapping[str, Array]) -> list[Array] | None:
         """The same with operands of float32 products rounded to TF32; None where the kernel does not do so."""
         return None if self._rounded is None else self._rounded.run(feeds)
@@ -243,6 +249,10 @@ class Reference:
         return Evaluator(rounded_model(self.body, self.types), self._declared)
 
     @cached_property
+    def _inside(self) -> Evaluator:
+        return Evaluator(rounded_model(self.body, self.types, scores=False), self._declared)
+
+    @cached_property
     def _rounded(self) -> Evaluator | None:
         if not rounds(self._node, self.products, self.types):
             return None
@@ -256,11 +266,12 @@ def formal_names(node: FusedNode) -> dict[str, str]:
     return names | {f"x{place}": name for place, name in enumerate(node.tensors)}
 
 
-def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto:
+def rounded_model(body: onnx.ModelProto, types: Mapping[str, int], scores: bool = True) -> onnx.ModelProto:
     """The body with every float16 and bfloat16 node computed in float32 and its result rounded: what a GPU does.
 
     ONNX Runtime's CPU provider runs many such nodes in float32 and does not round between them; here casts that it
-    must keep stand between all nodes, and where values lie inside of one that is spelled out (``spelled_out``).
+    must keep stand between all nodes, and where values lie inside of one that is spelled out (``spelled_out``, also of
+    ``scores``).
     """
     narrow = {name for name, kind in types.items() if kind in _NARROW}
     result = onnx.ModelProto()
@@ -282,7 +293,7 @@ def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.Model
                 if name not in node.output:
                     graph.node.append(helper.make_node("Cast", [_result(name)], [name], to=types[name]))
                 graph.node.append(helper.make_node("Cast", [name], [_wide(name)], to=TensorProto.FLOAT))
-    return spelled_out(result, {_result(name): types[name] for name in narrow})
+    return spelled_out(result, {_result(name): types[name] for name in narrow}, scores)
 
 
 def _wide(name: str) -> str:

@@ -44,7 +44,7 @@ class Site:
     Attributes:
         node: it; to: the nodes in its place.
         kind: the type that floats are computed in; stored: the narrower one in which values inside lie in memory, None
-            where they are to be exact.
+            where they are to be exact; scores: whether scores do, too.
         ranks: axes of the model's values, as far as they are known.
     """
 
@@ -52,6 +52,7 @@ class Site:
     to: Spelling
     kind: int
     stored: int | None
+    scores: bool
     ranks: Mapping[str, int]
 
     def operand(self, place: int) -> str:
@@ -94,7 +95,9 @@ Way = Callable[[Site], bool]
 """Spells a node out; whether it has its form."""
 
 
-def spelled_out(model: onnx.ModelProto, stored: Mapping[str, int] | None = None) -> onnx.ModelProto:
+def spelled_out(
+    model: onnx.ModelProto, stored: Mapping[str, int] | None = None, scores: bool = True
+) -> onnx.ModelProto:
     """The model with such operators spelled out, in the types that it has; the model itself where it has none.
 
     Names of what is inside follow from a node's first result, so that they are the same in whatever type a body is.
@@ -102,6 +105,8 @@ def spelled_out(model: onnx.ModelProto, stored: Mapping[str, int] | None = None)
     Args:
         stored: by a node's first result, the type in which values inside lie in memory where that is not the one that
             they are computed in.
+        scores: whether scores of an attention lie there, too, as the runtime's kernels for it have them that are not
+            one; in the others, as in ours, they are float32.
     """
     if not any((node.domain, node.op_type) in WAYS for node in model.graph.node):
         return model
@@ -115,7 +120,7 @@ def spelled_out(model: onnx.ModelProto, stored: Mapping[str, int] | None = None)
             nodes.append(node)
             continue
         name = str(node.output[0])
-        site = Site(node, Spelling(f"{name}.inside", opset), kind, (stored or {}).get(name), ranks)
+        site = Site(node, Spelling(f"{name}.inside", opset), kind, (stored or {}).get(name), scores, ranks)
         nodes.extend(site.to.nodes if way(site) else [node])
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -198,7 +203,8 @@ def _attended(site: Site, sides: Sequence[str], mask: str, bias: str) -> None:
         scores = to.step("Mul", scores, site.number(scale))
     else:
         scores = to.step("Div", scores, to.step("Sqrt", to.step("Cast", site.size(queries, 3), to=site.kind)))
-    scores = site.kept(scores)
+    if site.scores:
+        scores = site.kept(scores)
     if bias:
         scores = to.step("Add", scores, bias)
     if mask:
