@@ -32,7 +32,6 @@ NAME = "projected"
 ATTENTION, PRODUCT = Attention(), Product()
 
 
-
 class Projected(ProductDivided):
     """Attentions with the product of their operands."""
 

@@ -217,6 +217,25 @@ WHOLE = {
         T[2,13,11,336] z) => (T[2,13,11,336] y)
         { x = Transpose<perm = [0,3,1,2]>(t) m = GlobalAveragePool(x) p = Conv(m, w, b) s = Sigmoid(p) a = Mul(p, s)
           q = Conv(a, v, e) g = Sigmoid(q) k = Mul(x, g) l = Transpose<perm = [0,2,3,1]>(k) y = Add(l, z) }""",
+    "squeeze and excite behind a convolution": """g (T[3,13,11,336] t, T[336,1,5,5] d, T[336] f, T[84,336,1,1] w,
+        T[84] b, T[336,84,1,1] v, T[336] e) => (T[3,13,11,336] y)
+        { i = Transpose<perm = [0,3,1,2]>(t) c = Conv<group = 336, pads = [2,2,2,2]>(i, d, f) o = Sigmoid(c)
+          x = Mul(c, o) m = GlobalAveragePool(x) p = Conv(m, w, b) s = Sigmoid(p) a = Mul(p, s) q = Conv(a, v, e)
+          g = Sigmoid(q) k = Mul(x, g) y = Transpose<perm = [0,2,3,1]>(k) }""",
+    "squeeze and excite behind a convolution in steps, few channels": """g (T[2,61,57,24] t, T[24,1,3,3] d,
+        T[6,24,1,1] w, T[24,6,1,1] v) => (T[2,31,29,24] y)
+        { i = Transpose<perm = [0,3,1,2]>(t) c = Conv<group = 24, pads = [1,1,1,1], strides = [2,2]>(i, d) x = Relu(c)
+          m = GlobalAveragePool(x) p = Conv(m, w) a = Relu(p) q = Conv(a, v) g = HardSigmoid(q) k = Mul(x, g)
+          y = Transpose<perm = [0,2,3,1]>(k) }""",
+    "branches behind one, beside a window and a copy": """g (T[2,19,17,64] x, T[48,1,1,64] w, T[24] b, T[40,3,3,24] v,
+        T[2,20,18,8] u, T[2,19,17,16] t) => (T[2,19,17,88] y) <int64[2] z = {24,24}, int64[2] one = {1,2}>
+        { i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w) l = Transpose<perm = [0,3,1,2]>(v)
+          p = Conv(i, k) c, d = Split<axis = 1>(p, z) a = Unsqueeze(b, one) r = Add(c, a) o = Relu(r) e = Relu(d)
+          f = Transpose<perm = [0,2,3,1]>(e) h = Transpose<perm = [0,3,1,2]>(f) q = Conv<pads = [1,1,1,1]>(h, l)
+          m = Transpose<perm = [0,3,1,2]>(u) n = MaxPool<kernel_shape = [2,2]>(m) g = Transpose<perm = [0,3,1,2]>(t)
+          s = Concat<axis = 1>(o, q, n, g) y = Transpose<perm = [0,2,3,1]>(s) }""",
+    "an attention with its projections": """g (T[2,197,96] x, T[96,288] w, T[288] b, int32[2,197] m) => (T[2,197,96] y)
+        { y = com.microsoft.Attention<num_heads = 3>(x, w, b, m) }""",
     "squeeze and excite of float32, no vectors": """g (float[2,97,9,7] x, float[13,97] w, float[97,13] v)
         => (float[2,97,9,7] y) <int64[4] f = {0,-1,1,1}>
         { i = GlobalAveragePool(x) m = Flatten(i) p = Gemm<transB = 1>(m, w) a = Relu(p) q = Gemm<transB = 1>(a, v)
@@ -232,7 +251,8 @@ UNROUNDED = ("a product of float32", "a product of float32, copied by a warp", "
 def cases(target: str) -> Iterator[tuple[str, Region]]:
     """The regions of each case with each of their kernels for a GPU, by the case and the way to run it."""
     for name, text in {**CASES, **WHOLE}.items():
-        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> '
+                                        f'{text.replace("T[", "float16[")}')
         options = Options(target=target, verify=False, database=False, eager=True)
         yield from _ways(name, optimise(model, options))
         if name in UNROUNDED:
