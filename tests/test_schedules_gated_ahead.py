@@ -129,6 +129,15 @@ def test_choices_are_the_convolutions() -> None:
     check(other, inputs_of(other, sizes), length=64, misalign=False)
 
 
+def test_weights_and_sums_fit_a_block() -> None:
+    """Of large windows with fewer channels than where nothing is summed up."""
+    sizes = {"N": 2, "H": 56, "W": 56}
+    made = make(text_of(channels=96, few=8, window="11,11", convolution="pads = [5,5,5,5]"), 20, planned=sizes)
+    for choice in (None, *made.kernel.choices):
+        steps = [step for variant in told(made, choice, sizes).kernel.plan.variants for step in variant.launches]
+        assert max(int(step.shared) for step in steps if "stencil" in step.kernel) <= 48 << 10
+
+
 LEFT: Mapping[str, dict[str, str]] = {
     "a mean of what is computed of the image": {"mean": "j = Mul(x, x) m = GlobalAveragePool(j)"},
     "a mean of rows alone": {"mean": "m = ReduceMean<keepdims = 1>(x, o)", "out": "I,J"},
