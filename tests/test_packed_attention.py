@@ -217,6 +217,20 @@ def test_what_a_causal_mask_hides_need_not_show(tmp_path: Path) -> None:
     assert np.isfinite(clean).all() and np.abs(lower - clean).max() > 0.1
 
 
+def test_roundings_that_happen_to_cancel_bound_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32: the original's errors of shares and of values, where the kernel's have the same sign."""
+    layer = parse("g (float[B,S,24] x, float[24,24] w, float[24] b, float[B,1,S,S] r) => (float[B,S,8] y) "
+                  "{ y = com.microsoft.Attention<num_heads = 1, scale = 0.25>(x, w, b, , , r) }")
+    del layer.opset_import[2:]
+    weights = (np.random.default_rng(56).standard_normal((24, 24)) * 0.1).astype(np.float32)
+    made = measured(with_constants(layer, {"w": weights}), tmp_path, 2)
+    assert [result.verdict for result in verify(made, EmulatedRunner()).nodes] == ["passed"]
+    assert [result.verdict for result in verify(made, FaultyRunner()).nodes] == ["failed"]
+    monkeypatch.setattr(Reference, "cut", lambda self, feeds: None)
+    (result,) = verify(made, EmulatedRunner()).nodes
+    assert result.verdict == "failed" and "on tiny" in result.message
+
+
 def test_no_bias_ends_no_process(tmp_path: Path) -> None:
     """ONNX Runtime's CPU provider, which verification runs the whole model on, reads where there is none."""
     layer = parse(LAYER.replace("float16[96] b, ", "").replace("(x, w, b, m)", "(x, w, , m)"))

@@ -300,8 +300,7 @@ class _Case:
 
         reference, arrays = self.reference, self.arrays
         made, wanted = _taken(self._owed(place, got), chosen), taken(self.wanted[place])
-        precision = reference.precision[place]
-        sides = [wanted]
+        precision, sides = reference.precision[place], [wanted]
         types, leeway, measure = self._types(place), self._leeway(place), self.runner.measure
         comparison = compared(made, sides, None, types, leeway, measure)
         if comparison.passed:
@@ -313,9 +312,10 @@ class _Case:
             comparison = compared(ours, sides, own, types, leeway, measure)
             if comparison.passed:
                 return comparison
-        if (rounded := reference.rounded(arrays)) is not None:
-            own = taken(rounded[place])
+        for own in self._roundings(place, chosen):
             comparison = compared(ours, sides, own, types, leeway)
+            if comparison.passed:
+                return comparison
         if not comparison.passed and precision.decides:
             sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
             comparison = compared(ours, sides, own, types, leeway)
@@ -333,6 +333,16 @@ class _Case:
                 place, mine, chosen, lambda got, more: compared(got, [*sides, *more], own, types, leeway))
             comparison = found if found.passed else comparison
         return comparison
+
+    def _roundings(self, place: int, chosen: Array | None) -> Iterator[Array]:
+        """The original's own results where products of float32 round their operands; then where they cut them off, too,
+        whichever is farther from what is wanted."""
+        rounded = self.reference.rounded(self.arrays)
+        if rounded is not None:
+            yield (own := _taken(rounded[place], chosen))
+        cut = None if rounded is None else self.reference.cut(self.arrays)
+        if cut is not None:
+            yield _farther(_taken(self.wanted[place], chosen), own, _taken(cut[place], chosen))
 
     def _endless(self, got: Array, own: Array) -> Array:
         """A kernel's result with the original's own where neither is a number, and values inside of an operator may
@@ -418,3 +428,10 @@ def _explained(comparison: Comparison) -> str:
     if comparison.wrong == 0:
         return f"the root mean square error is {comparison.ratio:.1f} times what is allowed; the worst element, {where}"
     return f"{comparison.wrong} of {comparison.count} elements are wrong; the worst, {where}"
+
+
+def _farther(wanted: Array, one: Array, other: Array) -> Array:
+    """Of two results each element that is farther from what is wanted."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        mine, others = (np.abs(each.astype(np.float64) - wanted) for each in (one, other))
+    return np.where(others > mine, other, one)

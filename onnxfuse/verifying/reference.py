@@ -6,7 +6,7 @@
          ─ hidden ──▶ one more             where a mask hides what no kernel need read
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
          ─ inside ──▶ one more of these    where an attention is one node, with its scores in float32 (``spelled_out``)
-         ─ TF32 ────▶ one more of these    where products of float32 round their operands (``rounded_products``)
+         ─ TF32 ────▶ two more of these    where products of float32 round their operands (``rounded_products``)
          ─ float32 ─▶ what a kernel may err where the original overflowed
 
 On a GPU the original's own result comes from the CUDA provider instead (``runner``).
@@ -75,7 +75,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in eight ways."""
+    """The body of a fused node, ready to be evaluated in nine ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -218,6 +218,10 @@ class Reference:
         """The same with operands of float32 products rounded to TF32; None where the kernel does not do so."""
         return None if self._rounded is None else self._rounded.run(feeds)
 
+    def cut(self, feeds: Mapping[str, Array]) -> list[Array] | None:
+        """The same with operands cut off."""
+        return None if self._cut is None else self._cut.run(feeds)
+
     @cached_property
     def products(self) -> list[onnx.NodeProto]:
         """The body's products and convolutions."""
@@ -254,9 +258,16 @@ class Reference:
 
     @cached_property
     def _rounded(self) -> Evaluator | None:
+        return self._with_rounded(cut=False)
+
+    @cached_property
+    def _cut(self) -> Evaluator | None:
+        return self._with_rounded(cut=True)
+
+    def _with_rounded(self, cut: bool) -> Evaluator | None:
         if not rounds(self._node, self.products, self.types):
             return None
-        body = with_rounded_products(rounded_model(self.body, self.types), self.products, self.types)
+        body = with_rounded_products(rounded_model(self.body, self.types), self.products, self.types, cut)
         return Evaluator(body, self._declared)
 
 

@@ -25,15 +25,24 @@ _SPLIT = 2.0**13 + 1
 _LARGE = 2.0**110
 """Numbers from which that overflows stay as they are."""
 
+_LESS = 1.0 - 2.0**-11
+"""Of a number, by which it is no larger than when it is cut off after eleven digits: half a unit of the last less, or
+more, and then rounded."""
+
 
 def rounds(node: FusedNode, products: Iterable[onnx.NodeProto], types: Mapping[str, int]) -> bool:
     """Whether the kernel of a fused node rounds operands of these products of its body."""
     return node.rounds and any(_operands(product, types) for product in products)
 
 
-def with_rounded_products(body: onnx.ModelProto, products: Iterable[onnx.NodeProto],
-                          types: Mapping[str, int]) -> onnx.ModelProto:
-    """A body with these of its nodes so."""
+def with_rounded_products(body: onnx.ModelProto, products: Iterable[onnx.NodeProto], types: Mapping[str, int],
+                          cut: bool = False) -> onnx.ModelProto:
+    """A body with these of its nodes so.
+
+    Args:
+        cut: whether operands are cut off, as tensor cores read what nobody rounds: what is off in one of them adds to
+            what is off in the other then, and errors of the same sign in many terms do not happen to cancel.
+    """
     opset = next(entry.version for entry in body.opset_import if entry.domain in STANDARD_DOMAINS)
     first = {product.output[0] for product in products}
     result = onnx.ModelProto()
@@ -45,7 +54,9 @@ def with_rounded_products(body: onnx.ModelProto, products: Iterable[onnx.NodePro
         if original.output[0] in first:
             for operand in _operands(original, types):
                 to = Spelling(f"tf32_{place}.{operand}", opset)
-                node.input[operand] = _rounded(to, original.input[operand])
+                name = original.input[operand]
+                less = to.step("Mul", name, to.number(_LESS, TensorProto.FLOAT)) if cut else name
+                node.input[operand] = _rounded(to, less)
                 result.graph.node.extend(to.nodes)
         result.graph.node.append(node)
     return result
