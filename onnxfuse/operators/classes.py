@@ -97,6 +97,11 @@ def multiplied(node: Node) -> tuple[Value | None, Value | None]:
     return node.inputs[0] if node.inputs else None, node.inputs[second] if len(node.inputs) > second else None
 
 
+def weights_axis(node: Node) -> int:
+    """The axis of the weights of a product, or a convolution, that the channels of its result are."""
+    return 1 if node.op == "MatMul" or (node.op == "Gemm" and not node.attributes.get("transB", 0)) else 0
+
+
 def quantised(value: Value | None) -> Value | None:
     """The 8-bit numbers that a DequantizeLinear makes a value of; None where none does."""
     node = None if value is None else value.producer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import cached_property
 from itertools import takewhile
 
 from onnxfuse.graph.dims import product
@@ -91,16 +92,20 @@ class Beside:
 
     def behind(self) -> Iterator[Members]:
         """The products with what is computed of their results, from the most on, where one value comes of it."""
-        return reversed([members for members, _ in self._behind()])
+        return reversed([members for members, _ in self._steps])
+
+    def up_to(self, value: Value) -> Iterator[Members]:
+        """The products with what is computed of their results as far as to a value, the only one that leaves."""
+        return (members for members in (*self.behind(), self.core) if escaping(set(members)) == [value])
 
     def least(self) -> Members:
         """The products with what lays out their result another way; alone where nothing does."""
-        return next((members for members, node in self._behind() if self.facts[node].leaves), self.core)
+        return next((members for members, node in self._steps if self.facts[node].leaves), self.core)
 
     def untransposed(self) -> list[Members]:
         """The products with what is computed of their results, but not the views that end it where several read what is
         transposed: each may read its part as it lies, as an attention reads queries, keys and values."""
-        steps = list(self._behind())
+        steps = self._steps
         computed = self._computed(steps)
         if not computed or all(node.op != "Transpose" for _, node in steps[computed:]):
             return []
@@ -110,14 +115,14 @@ class Beside:
     def rounded(self) -> list[Members]:
         """The products with what is computed of their results as far as to the last that is quantised, laid out as
         those want it who read it: they take it as it is."""
-        steps = list(self._behind())
+        steps = self._steps
         ends = [place for place, (_, node) in enumerate(steps) if node.op == QUANTIZE][-1:]
         return [steps[place + (place + 1 < len(steps) and self.facts[steps[place + 1][1]].leaves)][0] for place in ends]
 
     def branching(self) -> list[Members]:
         """The products with what is computed of their results, read as it is by some, and with what is computed of that
         alone for others: a residual sum is read by the next sum and, quantised, by the next convolution."""
-        for members, _ in reversed(list(self._behind())):
+        for members, _ in reversed(self._steps):
             (value,) = escaping(set(members))
             if len(value.consumers) > 1 or value.is_output:
                 branches = [self._branch(reader) for reader in value.consumers]
@@ -155,21 +160,21 @@ class Beside:
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
         multiplies scores by these, and copies what lies as it is computed."""
-        steps = list(self._behind())
+        steps = self._steps
         computed = self._computed(steps, scales=True)
         return [steps[computed - 1][0]] if 0 < computed < self._computed(steps) else []
 
     def alike(self) -> tuple[Members, Members, Members]:
         """The products with what is computed of their results, or only laid out anew, while neighbours stay such;
         without the views that end it; and without those and factors."""
-        steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._behind()))
+        steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._steps))
         regions = [self.core, *(members for members, _ in steps)]
         return regions[-1], regions[self._computed(steps)], regions[self._computed(steps, scales=True)]
 
     def laid(self) -> list[Members]:
         """The products with what is computed of their results up to where these are laid out another way, from the most
         on; where they are not, with as much as comes in, and bare."""
-        steps = list(self._behind())[::-1]
+        steps = self._steps[::-1]
         laid = [members for members, node in steps if self.facts[node].leaves]
         return laid or [members for members, _ in steps[:1]] + [self.core]
 
@@ -178,6 +183,11 @@ class Beside:
         return max((place for place, (_, node) in enumerate(steps, 1)
                     if not self.facts[node].view and node.op != "Transpose" and not (scales and is_scale(node))),
                    default=0)
+
+    @cached_property
+    def _steps(self) -> list[tuple[Members, Node]]:
+        """What comes in of what is computed of the results, step by step."""
+        return list(self._behind())
 
     def _behind(self) -> Iterator[tuple[Members, Node]]:
         """From the least on; with the last node that came in."""
@@ -287,9 +297,7 @@ class Offer:
     def most(self, regions: Sequence[Members]) -> None:
         """Weigh regions of which each holds the next, as far as to the first that there is a kernel for."""
         for members in regions:
-            region = self.pool.region(members, self.stage)
-            found = region if isinstance(region, Refusal) else self._costed(region)
-            if self._decided(members, region, found) is not Outcome.REFUSED:
+            if self._tried(members, self.pool.region(members, self.stage)) is not Outcome.REFUSED:
                 break
         if not self.taken:
             self._tell(members)
@@ -303,9 +311,7 @@ class Offer:
     def each(self, regions: Iterable[Members]) -> None:
         """Weigh regions of which any may be chosen, and tell of the last where there is no kernel for one of them."""
         for members in dict.fromkeys(regions):
-            region = self.pool.region(members, self.stage)
-            found = region if isinstance(region, Refusal) else self._costed(region)
-            self._decided(members, region, found)
+            self._tried(members, self.pool.region(members, self.stage))
         if not self.taken:
             self._tell(members)
 
@@ -342,6 +348,10 @@ class Offer:
         region = self.pool.region(members, self.stage, fold)
         if not fold.nodes <= members or (isinstance(region, Region) and self._shares(region)):
             return Outcome.REFUSED
+        return self._tried(members, region)
+
+    def _tried(self, members: Members, region: Region | Refusal) -> Outcome:
+        """Put a region among those that may be chosen as it is, or keep why it may not."""
         return self._decided(members, region, region if isinstance(region, Refusal) else self._costed(region))
 
     def _weigh(self, members: Members, *, apart: bool = False) -> Outcome:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import FLOAT, NARROW, TYPES
+from onnxfuse.operators.classes import weights_axis
 from onnxfuse.operators.operands import number_attribute
 from onnxfuse.planning.linear import Linear, typed
 from onnxfuse.planning.steps import VIEWS, Step, along, step_of, viewed
@@ -323,7 +324,7 @@ def _sizes(node: Node) -> tuple[int, ...]:
 
 def features(node: Node) -> int:
     """Channels of a product's result."""
-    return _sizes(node)[1 if node.op == "MatMul" or (node.op == "Gemm" and not node.attributes.get("transB", 0)) else 0]
+    return _sizes(node)[weights_axis(node)]
 
 
 def _inner(node: Node) -> tuple[int, ...]:

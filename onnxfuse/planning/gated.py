@@ -22,7 +22,6 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, stays
-from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -84,8 +83,8 @@ class _Gate:
                 continue
             convolution = self._convolution(image)
             beside = None if convolution is None else Beside([convolution], self.graph, self.facts, transposes=True)
-            for found in () if beside is None else (*beside.behind(), beside.core):
-                if escaping(set(found)) == [image] and is_convex(found | members) is None:
+            for found in () if beside is None else beside.up_to(image):
+                if is_convex(found | members) is None:
                     return found
         return frozenset()
 

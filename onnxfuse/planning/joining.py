@@ -23,6 +23,7 @@ from onnxfuse.graph.constants import numpy_type
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import TYPES
+from onnxfuse.operators.classes import weights_axis
 from onnxfuse.planning.collapsing import Fold, Folds, features, is_product
 
 MOST_JOINED = 4
@@ -119,11 +120,6 @@ class Joins:
         shape = (*shapes[0][:axis], sum(each[axis] for each in shapes), *shapes[0][axis + 1:])
         return self.folds.constant(products[0], f"{values[0].name}_joined", shape, lambda: np.concatenate(
             [_contents(value) for value in values], axis))
-
-
-def weights_axis(node: Node) -> int:
-    """The axis of a product's weights that its columns are."""
-    return 1 if node.op == "MatMul" or (node.op == "Gemm" and not node.attributes.get("transB", 0)) else 0
 
 
 def _window(node: Node) -> object:

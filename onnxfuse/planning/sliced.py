@@ -99,9 +99,8 @@ class _Joined:
             last = next(iter(value.producer.reads()))
         for found in self._products(last) if stays(last, taken) else ():
             beside = Beside([found], self.pool.maker.view, self.pool.facts, transposes=True)
-            for members in (*beside.behind(), beside.core):
-                if escaping(set(members)) == [last]:
-                    return members.union(taken - {self.node})
+            for members in beside.up_to(last):
+                return members.union(taken - {self.node})
         return frozenset()
 
     def _products(self, value: Value) -> Iterator[Node]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import INT8, UINT8
-from onnxfuse.operators.classes import DEQUANTIZE
+from onnxfuse.operators.classes import DEQUANTIZE, weights_axis
 
 LEAST = 16
 """Sizes that weights are a multiple of: no vector of 8-bit numbers is shorter."""
@@ -39,8 +39,7 @@ def size_of(node: Node) -> int:
 def dequantised_weights(product: Node, members: Collection[Node], graph: Graph) -> Node | None:
     """The node of a region that dequantises a product's weights, whose columns lie side by side; None where there is
     none, or others read them too."""
-    columns = product.op == "MatMul" or (product.op == "Gemm" and not product.attributes.get("transB", 0))
-    value = product.inputs[1] if columns and not product.domain and len(product.inputs) > 1 else None
+    value = product.inputs[1] if weights_axis(product) == 1 and not product.domain and len(product.inputs) > 1 else None
     node = None if value is None else value.producer
     if node is None or node not in members or node.op != DEQUANTIZE or node.body is not None or (
             node.attributes.get("block_size", 0) or value is None or value.consumers != [product] or value.is_output):

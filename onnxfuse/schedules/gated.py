@@ -327,29 +327,27 @@ class _GatedWork:
 
     def _pace(self, mean: Kernel) -> Pace | None:
         """What its time follows from, where no size is left open."""
-        stages, chain = self.stages, self.chain
-        assert not isinstance(stages, Refusal)
-        images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes)
-        moved = [self._moved(roots) for roots in (chain.cuts[:1], chain.scaled.outputs)]
-        if images is None or None in moved:
+        moved = self._moved(self.chain.cuts[:1])
+        if moved is None:
             return None
         schedule = next(each for each in REDUCTIONS if each.name == mean.schedule)
         more = len(mean.plan.variants[0].launches) - 1
-        launches = (Launched(moved[0] or 0, schedule.efficiency), *(more * (Launched(0, 1.0),)),
-                    Launched(self._weights, 1.0), Launched(moved[1] or 0, SCALES[0].efficiency))
-        waits = 1e-6 * schedule.waits_us + len(stages) * PHASE + images * self._weights / CACHED
-        return Pace(1, 1, 0, ends=waits, launches=launches)
+        return self._pace_of((Launched(moved, schedule.efficiency), *(more * (Launched(0, 1.0),))), schedule.waits_us)
 
     def _pace_behind(self, ahead: Divided) -> Pace | None:
         """The same of what has a convolution ahead."""
-        stages, convolution = self.stages, paced(ahead, self.request.sizes)
+        convolution = paced(ahead, self.request.sizes)
+        return None if convolution is None else self._pace_of((convolution,), StencilLast.waits_us)
+
+    def _pace_of(self, first: tuple[Launched, ...], waits_us: float) -> Pace | None:
+        """The same of the launches that compute the mean, what these wait for, and what is behind them."""
+        stages, moved = self.stages, self._moved(self.chain.scaled.outputs)
         assert not isinstance(stages, Refusal)
         images = self.lowered.binding.at(stages[0].parts.rows, self.request.sizes)
-        moved = self._moved(self.chain.scaled.outputs)
-        if images is None or convolution is None or moved is None:
+        if images is None or moved is None:
             return None
-        waits = 1e-6 * StencilLast.waits_us + len(stages) * PHASE + images * self._weights / CACHED
-        launches = (convolution, Launched(self._weights, 1.0), Launched(moved, SCALES[0].efficiency))
+        waits = 1e-6 * waits_us + len(stages) * PHASE + images * self._weights / CACHED
+        launches = (*first, Launched(self._weights, 1.0), Launched(moved, SCALES[0].efficiency))
         return Pace(1, 1, 0, ends=waits, launches=launches)
 
     def _moved(self, results: tuple[Tensor, ...]) -> int | None:

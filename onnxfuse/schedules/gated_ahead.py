@@ -87,19 +87,19 @@ def mean_of(row: Tensor, image: Input, program: Program) -> Mean | None:
             tuple(at[axis] for axis in kept), tuple(total.shape[axis] for axis in kept)) != (
             place[0] * columns + place[-1]):
         return None
-    images, depth = image.shape[0], columns
-    m, k = (dim(0) if size == 1 else space.base(name, size) for name, size in (("@m", images), ("@k", depth)))
+    m, k = (dim(0) if size == 1 else space.base(name, size)
+            for name, size in (("@m", image.shape[0]), ("@k", columns)))
     puller = Puller(space)
     try:
         given = bare(puller.element(total.operand, at), casts=True)
         (cut,) = substituted((row,), {total: known})
-        element = puller.element(cut, space.delinear(m * depth + k, cut.shape))
+        element = puller.element(cut, space.delinear(m * columns + k, cut.shape))
     except Unlowerable:
         return None
     if not isinstance(given, Load) or given.input != image.index or given.offset != space.linear(place, image.shape):
         return None
     sums = [each for each in walk([element]) if isinstance(each, Load) and each.input == known.index]
-    if [each.offset for each in sums] != [m * depth + k] or puller.gathered:
+    if [each.offset for each in sums] != [m * columns + k] or puller.gathered:
         return None
     return Mean(element, known.index, Lanes(space, puller, "@k", "", 1))
 

@@ -31,7 +31,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfuse.ir.scalars import TYPES, limits
-from onnxfuse.verifying.spelling import Spelling, attribute
+from onnxfuse.verifying.spelling import Spelling, attribute, with_nodes
 
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _PLAIN_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
@@ -94,11 +94,7 @@ def decomposed(model: onnx.ModelProto, types: Mapping[str, int], declared: Mappi
         name = node.output[0]
         site = _Site(node, Spelling(f"decomposed{place}", opset), kind, declared.get(name, kind), types.get(name, kind))
         nodes.extend(site.to.nodes if way(site) else [node])
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    return result
+    return with_nodes(model, nodes)
 
 
 def _cast(site: _Site) -> bool:

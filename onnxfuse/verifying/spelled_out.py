@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from onnxfuse.graph.order import MICROSOFT, STANDARD_DOMAINS
 from onnxfuse.ir.scalars import TYPES, limits
 from onnxfuse.rewriting import value_types
-from onnxfuse.verifying.spelling import Spelling
+from onnxfuse.verifying.spelling import Spelling, with_nodes
 
 Key = tuple[str, str]
 """Domain and name of an operator."""
@@ -122,11 +122,7 @@ def spelled_out(
         name = str(node.output[0])
         site = Site(node, Spelling(f"{name}.inside", opset), kind, (stored or {}).get(name), scores, ranks)
         nodes.extend(site.to.nodes if way(site) else [node])
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    return result
+    return with_nodes(model, nodes)
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -10,6 +10,15 @@ from onnx import TensorProto, helper
 
 from onnxfuse.operators.activations import SELU_ALPHA, SELU_GAMMA
 from onnxfuse.verifying.recurrences import spelled_layer
+
+
+def with_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
+    """The model with other nodes in its graph; what a body or a function holds stays."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    return result
 
 
 class Spelling:
