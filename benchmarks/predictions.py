@@ -27,7 +27,8 @@ from fitting import NEAR, fit_text
 from zoo import Row, choose, fuse, prepare_all
 
 from onnxfuse.graph.sizes import shape_of
-from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.lowering.launch import LaunchPlan, Step
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.measuring.cupti import Activity, KernelTimer
 from onnxfuse.measuring.laps import take_laps
 from onnxfuse.measuring.machine import find_machine, start_provider
@@ -123,22 +124,31 @@ def regions_of(optimised: Optimised) -> tuple[Region, ...]:
             placed.node, region.rule, region.kernel.schedule,
             launches_of(plan, [shape_of(value, ledger.sizes) for value in region.tensors], profile.sm,
                         profile.multiprocessors),
-            tuple(dict.fromkeys(step.kernel for variant in plan.variants for step in variant.steps)),
+            tuple(dict.fromkeys(named(step) for variant in plan.variants for step in variant.steps)),
             sum(traffic.reads.values()), sum(traffic.writes.values()), traffic.scratch, traffic.flops,
             traffic.kernels, ledger.executions(region.nodes), costs.kernel_seconds(region) * 1e6,
         ))
     return tuple(found)
 
 
+def named(step: Step | LibraryCall) -> str:
+    """A step's kernel, or the library's routine."""
+    return step.routine if isinstance(step, LibraryCall) else step.kernel
+
+
 def launches_of(plan: LaunchPlan, shapes: Sequence[tuple[int, ...] | None], sm: int,
                 multiprocessors: int) -> tuple[Launch, ...]:
-    """The kernels that a plan launches for aligned inputs of these shapes; an empty grid launches nothing."""
+    """The kernels that a plan launches for aligned inputs of these shapes; an empty grid launches nothing, and of a
+    library's kernels the routine is all that is known."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):
-        return tuple((step.kernel, None) for step in plan.variants[-1].steps)
+        return tuple((named(step), None) for step in plan.variants[-1].steps)
     variant, value = chosen_variant(plan, known, sm, multiprocessors)
     found: list[Launch] = []
     for step in variant.steps:
+        if isinstance(step, LibraryCall):
+            found.append((step.routine, None))
+            continue
         sizes = [value(size) for size in step.grid]
         if 0 not in sizes:
             x, y, z = sizes

@@ -40,7 +40,7 @@ from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.library import is_laid_anew, laying_seconds, left_seconds
+from onnxfuse.planning.library import converting_seconds, is_laid_anew, laying_seconds, left_seconds
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
@@ -210,11 +210,18 @@ class Draft:
     def seconds(self, plan: Plan) -> float:
         """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured, and what
         convolutions that it leaves to the runtime mostly take beyond that."""
-        costs, every = self.form.costs, [node for graph in self.form.graph.walk() for node in graph.nodes]
+        costs, every = self.form.costs, self._every
         unfused, _ = costs.unfused(every)
         found = (measured_cost(region, costs) or region.cost for region in plan.fusions)
-        fused = frozenset(node for region in plan.fusions for node in region.nodes)
-        return unfused - sum(cost.seconds_saved for cost in found) + left_seconds(set(every) - fused, costs)
+        return unfused - sum(cost.seconds_saved for cost in found) + left_seconds(self.left(plan), costs)
+
+    def left(self, plan: Plan) -> set[Node]:
+        """The nodes that a plan leaves to the runtime."""
+        return set(self._every) - {node for region in plan.fusions for node in region.nodes}
+
+    @property
+    def _every(self) -> list[Node]:
+        return [node for graph in self.form.graph.walk() for node in graph.nodes]
 
 
 @dataclass(frozen=True)
@@ -233,6 +240,13 @@ class Expected:
     def best(self) -> Draft:
         """The draft that is taken then, whose whole plan is ``uncompiled``."""
         return self.drafts[_best(self.drafts, [draft.uncompiled for draft in self.drafts], self.eager)]
+
+    def seconds(self, converts: bool) -> float:
+        """What a run of that takes; ``converts``: where the runtime converts layouts around convolutions and poolings
+        that are left to it, which the plan was not made for."""
+        draft = self.best
+        more = converting_seconds(draft.left(draft.uncompiled), draft.form.costs) if converts else 0.0
+        return draft.seconds(draft.uncompiled) + more
 
 
 @dataclass(frozen=True)

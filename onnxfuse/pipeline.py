@@ -19,16 +19,18 @@ from onnxfuse.delivery import check_original, runner_for, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
-from onnxfuse.forms import Drafting, Form, Forming
+from onnxfuse.forms import Drafting, Expected, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan
 from onnxfuse.presence import present_profile
 from onnxfuse.provider.lacking import left_to_the_cpu
+from onnxfuse.provider.layouts import is_converted
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
@@ -48,6 +50,10 @@ _AS_IT_WAS = Refusal(
 UNCHANGED: tuple[Plan, tuple[str, ...]] = (
     Plan((), (_AS_IT_WAS,), 0), (f"The model is as an optimisation left it; {_AS_IT_WAS.remedy}.",))
 """The plan of a model that nobody touched since, and what its user should know."""
+
+_LIES_EITHER_WAY = (
+    "Fused nodes hold the convolutions, and images lie channels-last between them: that is predicted to take less than "
+    f"what the runtime makes of {LAYOUT}=1, with which the model runs all the same.")
 
 DEFAULT_TARGET = "H100"
 """The GPU that is planned for where none is named and none is present."""
@@ -161,12 +167,13 @@ def _optimised(loaded: LoadedModel, rules: Future[RuleSet], options: Options, te
 
 @dataclass(frozen=True)
 class _Optimisation:
-    """One that is under way: the model, its form as it stands, what makes others, what compiles kernels and what runs
-    them, if any are, and whether nobody named the GPU to plan for, and there is none."""
+    """One that is under way: the model, its form as it stands, what makes others, what a plan is to be good at, what
+    compiles kernels and what runs them, if any are, and whether nobody named the GPU to plan for, and there is none."""
 
     loaded: LoadedModel
     form: Form
     forming: Forming
+    objective: Objective
     options: Options
     tell: Tell
     compiler: Future[tuple[ReadBack | None, tuple[str, ...]]] | None
@@ -183,20 +190,22 @@ class _Optimisation:
         compiler = starting.submit(read_back, profile, partial(tell, COMPILING)) if options.compiles else None
         runner = starting.submit(runner_for, options.provider_options) if options.verify else None
         forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
-        return _Optimisation(loaded, forming.planned(folded), forming, options, tell, compiler, runner, assumed)
+        return _Optimisation(
+            loaded, forming.planned(folded), forming, options.objective, options, tell, compiler, runner, assumed)
 
     def result(self, file: Written | None) -> Optimised:
         """The fused model, verified where that is asked for; ``file``: for its first run."""
         options = self.options
         with ExitStack() as stack:
             first = None if file is None else self._first_run(file)
+            way: _Optimisation = self
             if is_optimised(self.loaded.proto):
                 (plan, more), form, foreseen = UNCHANGED, self.form, None
             else:
-                form, plan, more, foreseen = self._chosen(first, stack)
+                way, form, plan, more, foreseen = self._chosen(first, stack)
             regions = embed(list(map(written, plan.fusions)), options.architectures, self.tell)
             self.tell("rewriting", 0, 0)
-            optimised = replace(self._rewritten(form, plan, regions, more), first_run=first, foreseen=foreseen)
+            optimised = replace(way._rewritten(form, plan, regions, more), first_run=first, foreseen=foreseen)
             if options.verify:
                 bounds = Bounds.of(options.verify_seconds)
                 optimised = verified(optimised, options.inputs, self.tell, bounds, self.runner)
@@ -206,28 +215,45 @@ class _Optimisation:
         """The runs of the original that verification begins with, made while it is planned; with biases of products as
         they will be if all find a place."""
         options = self.options
-        biases, _ = self.forming.separable(self.form, options.objective.least_gain)
+        biases, _ = self.forming.separable(self.form, self.objective.least_gain)
         apart = {name: bias for name, bias in biases.items() if not bias.stored}
         return file.run(lambda slim: separate(slim, apart), self.form.costs.ledger,
                         Bounds.of(options.verify_seconds), self.runner)
 
     def _chosen(self, first: FirstRun | None, stack: ExitStack
-                ) -> tuple[Form, Plan, tuple[str, ...], Foreseeing | None]:
-        """The form of a model that is rewritten, its plan, what a user should know of it, and what was begun with the
-        model that was expected while the compiler decided."""
+                ) -> tuple[_Optimisation, Form, Plan, tuple[str, ...], Foreseeing | None]:
+        """Which of the ways to plan it is taken, the form of the model that is rewritten, its plan, what a user should
+        know of it, and what was begun with the model that was expected while the compiler decided."""
         options, foreseen = self.options, None
         read, silence = (None, ()) if self.compiler is None else self.compiler.result()
         with opened(options.database, self.forming.profile) as (found, notes):
-            drafting = Drafting(
-                self.forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
-            expected = drafting.expected(self.form, read)
+            way, drafting, expected = self._quickest(found, read)
             form, plan = expected.best.form, expected.best.uncompiled
             if read is not None and not any(region.folded for region in plan.fusions):
                 foreseen = stack.enter_context(foreseeing(
-                    lambda: self._rewritten(form, plan, list(map(written, plan.fusions))), first, self.runner,
+                    lambda: way._rewritten(form, plan, list(map(written, plan.fusions))), first, self.runner,
                     Bounds.of(options.verify_seconds)))
-            chosen, whole = drafting.chosen(self.form, read, expected)
-        return chosen, whole, (*notes, *silence), foreseen
+            chosen, whole = drafting.chosen(way.form, read, expected)
+        more = () if way is self else (_LIES_EITHER_WAY,)
+        return way, chosen, whole, (*notes, *silence, *more), foreseen
+
+    def _quickest(self, found: Evidence | None, read: ReadBack | None) -> tuple[_Optimisation, Drafting, Expected]:
+        """It, or where the runtime is to lay images out the same as if it was not, by what is predicted: fused nodes
+        that hold all convolutions want nothing of the runtime's."""
+        lays = self.objective.channels_last and any(
+            is_converted(node) for part in self.form.graph.walk() for node in part.nodes)
+        ways = []
+        for way in (self, self._with_layouts()) if lays else (self,):
+            drafting = Drafting(way.forming, way.objective, found, self.options.eager, self.options.kernels,
+                                self.options.fold_weights)
+            ways.append((way, drafting, drafting.expected(way.form, None if lays else read)))
+        return min(ways, key=lambda each: each[2].seconds(converts=each[0] is not self)) if lays else ways[0]
+
+    def _with_layouts(self) -> _Optimisation:
+        """The same as without ``prefer_nhwc=1``: layouts are the plan's, and what is learned of costs is of that."""
+        forming = replace(self.forming, convolutions=not is_on(self.options.provider_options, BIAS))
+        form = replace(forming.form(self.form.loaded), notes=self.form.notes)
+        return replace(self, form=form, forming=forming, objective=replace(self.objective, channels_last=False))
 
     def _rewritten(self, form: Form, plan: Plan, regions: Sequence[Region], more: Sequence[str] = ()) -> Optimised:
         """The model by a plan; ``regions``: of it, as they go there."""
@@ -239,8 +265,8 @@ class _Optimisation:
         return Optimised(
             self.loaded, form.loaded, form.graph, form.canonical, self.forming.rules, self.forming.profile,
             costs.ledger, costs, plan, tuple(regions), rewrite(form.loaded.proto, form.graph, regions),
-            notes=notes, objective=options.objective, assumed=form.sizes.assumed,
-            assumed_target=self.assumed, keeps_biases=options.keeps_biases,
+            notes=notes, objective=self.objective, assumed=form.sizes.assumed,
+            assumed_target=self.assumed, keeps_biases=not self.forming.convolutions,
             provider_options=options.provider_options, fold_weights=options.fold_weights)
 
 

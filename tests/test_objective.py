@@ -270,7 +270,8 @@ def test_channels_last_leaves_what_lies_between_convolutions_alone() -> None:
     made = fuse(IMAGE, dims=dims, provider_options={"prefer_nhwc": "1"})
     assert regions(made) == [["Exp", "Neg", "Tanh"]]
     found = [each for each in made.refusals if each.code == "channels-last"]
-    assert len(found) == 3
+    own = "Conv runs channels-last with prefer_nhwc=1, and beside a fused node the runtime would lay out its image anew"
+    assert len(found) == 5 and [each.message for each in found[3:]] == [own] * 2
     label = made.graph.values["c"].producer.label  # type: ignore[union-attr]
     assert found[0].message.startswith(f"Exp lies beside {label} (Conv): with prefer_nhwc=1 the runtime moves its ")
     assert found[0].remedy == "plan without provider_options={\"prefer_nhwc\": \"1\"}"

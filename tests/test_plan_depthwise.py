@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -12,9 +13,12 @@ from emulated import EmulatedRunner, FaultyRunner
 from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 
+from onnxfuse import forms
+from onnxfuse.graph.model import Node
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
@@ -99,9 +103,25 @@ def test_what_has_no_kernel_says_why() -> None:
     assert refusal.code == "stencil-structure" and "float32" in refusal.message
 
 
-def test_where_the_runtime_lays_images_out_itself_they_are_left() -> None:
-    """Its convolutions are better there, and a fused node would be in the way of their layout."""
-    assert not taken(fuse(model_of(TAKEN["alone"][0]), provider_options={"prefer_nhwc": "1"}))
+def test_where_the_runtime_lays_images_out_itself_it_is_weighed_against_a_plan_that_holds_them(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan leaves of convolutions has a conversion on either side then."""
+    model, given = model_of(TAKEN["alone"][0]), {"prefer_nhwc": "1"}
+    made, usual = fuse(model, provider_options=given), fuse(model)
+    assert taken(made) == taken(usual) and not made.objective.channels_last and made.provider_options == given
+    assert [note for note in made.notes if note not in usual.notes] == [
+        "Fused nodes hold the convolutions, and images lie channels-last between them: that is predicted to take less "
+        "than what the runtime makes of prefer_nhwc=1, with which the model runs all the same."]
+    asked: list[list[str]] = []
+
+    def converting(nodes: Iterable[Node], costs: CostModel) -> float:
+        asked.append([node.op for node in nodes])
+        return 1.0
+
+    monkeypatch.setattr(forms, "converting_seconds", converting)
+    left = fuse(model, provider_options=given)
+    assert not taken(left) and left.objective.channels_last and left.keeps_biases and asked and "Conv" not in asked[0]
+    assert not [note for note in left.notes if note not in usual.notes]
 
 
 def test_few_elements_are_left() -> None:

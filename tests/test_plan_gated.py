@@ -163,8 +163,7 @@ def test_it_is_no_near_miss_that_its_products_were_not_measured() -> None:
     assert not gated(alone)
 
 
-@pytest.mark.parametrize("options", [
-    {"target": "A100"}, {"disable": ["products"]}, {"provider_options": {"prefer_nhwc": "1"}}])
+@pytest.mark.parametrize("options", [{"target": "A100"}, {"disable": ["products"]}])
 def test_where_it_is_not_offered(options: dict[str, object]) -> None:
     """On GPUs of which no times are known, and where convolutions are left alone."""
     assert not gated(fuse(model_of(SPELLINGS["timm"], around=True), **options))

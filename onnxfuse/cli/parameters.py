@@ -153,9 +153,9 @@ def objective_options(command: F) -> F:
                      help="Predicted speed-up that a region must pass to be fused; by default 1.2."),
         click.option("--provider-option", "provider_options", multiple=True, metavar="NAME=VALUE",
                      callback=read_settings,
-                     help="Option of the CUDA provider that the model will run with; prefer_nhwc=1 leaves what lies "
-                          "beside convolutions alone, fuse_conv_bias=1 their biases, use_tf32=0 has kernels keep all "
-                          "digits of float32.  May repeat."),
+                     help="Option of the CUDA provider that the model will run with; prefer_nhwc=1 leaves convolutions "
+                          "alone where fusing all is not predicted to take less, fuse_conv_bias=1 their biases, "
+                          "use_tf32=0 has kernels keep all digits of float32.  May repeat."),
         fold_weights_option,
     )):
         command = option(command)

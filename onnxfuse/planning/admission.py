@@ -6,13 +6,14 @@ word.  The hardware profile says how many operators, how efficient, how much on 
 
 Where ONNX Runtime lays out images channels-last itself (``prefer_nhwc=1``), it puts a layout conversion around each
 convolution and pooling, and moves it through the pointwise nodes between them until it meets another one and both go
-away.  A fused node is a wall to it: the conversions stay, so that such nodes are left alone.
+away.  A fused node is a wall to it: the conversions stay, so that such nodes are left alone, and convolutions too,
+unless a plan that holds these is predicted to take less (``pipeline``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
@@ -127,6 +128,16 @@ def beside_convolutions(graph: Graph, facts: Mapping[Node, Facts]) -> list[tuple
         )
         for node, source in sorted(found.items(), key=lambda pair: pair[0].index)
     ]
+
+
+def converted(nodes: Iterable[Node]) -> list[tuple[Refusal, Node]]:
+    """Those nodes that the runtime runs channels-last itself, and why they are left to it."""
+    return [
+        (Refusal(
+            "channels-last", f"{node.qualified_op} runs channels-last with prefer_nhwc=1, and beside a fused node the "
+            "runtime would lay out its image anew", node.label,
+            remedy=f"plan without {option('provider-option', 'prefer_nhwc=1')}"), node)
+        for node in nodes if is_converted(node)]
 
 
 def operators(members: Collection[Node], facts: Mapping[Node, Facts]) -> int:

@@ -20,8 +20,6 @@ STAGE = "depthwise"
 
 def offer_depthwise(pool: CandidatePool, context: Context) -> None:
     """Weigh the depthwise convolutions of a graph, each with less and with more of what is around it."""
-    if context.objective.channels_last:  # where the runtime has better ones
-        return
     for node in ordered(node for node in pool.facts if pool.facts[node].contracts and slides(node)):
         Offer(pool, context, STAGE).around(Beside([node], pool.maker.view, pool.facts))
         pair = Beside([node], pool.maker.view, pool.facts, transposes=True)

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from math import fsum, prod
 
 from onnxfuse.graph.model import Node
-from onnxfuse.graph.sizes import shapes_of
+from onnxfuse.graph.sizes import bytes_of, shapes_of
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.operators.classes import (
     channels,
@@ -40,6 +40,7 @@ from onnxfuse.operators.classes import (
 )
 from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
+from onnxfuse.provider.layouts import is_converted
 
 LIBRARY = 0.9
 """Of what tiles of ours are predicted to take for a product alone, what is taken for the library's: three of four
@@ -130,6 +131,18 @@ def laying_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
         values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
         for value, shape in zip(values, shapes_of(values, costs.ledger.sizes) or (), strict=False):
             size = TYPES[value.dtype or FLOAT].size * prod(shape)
+            found += kernel_time(size, size, 0, costs.profile, efficiency=LAYING)
+    return found
+
+
+def converting_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
+    """Seconds that the runtime takes at most, with ``prefer_nhwc=1``, to lay out image and result of each of ``nodes``
+    that it then runs channels-last, where nothing takes a conversion back."""
+    found = 0.0
+    for node in filter(is_converted, nodes):
+        values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
+        for value in values if costs.ledger.node(node).kernels else ():
+            size = bytes_of(value, costs.ledger.sizes) or 0
             found += kernel_time(size, size, 0, costs.profile, efficiency=LAYING)
     return found
 

@@ -31,6 +31,8 @@ def matched(_: Plan, context: Context) -> Plan:
         if not any(place[:depth] in idle for depth in range(1, len(place) + 1)):
             space = space_of(maker, context, nearby)
             learn_products(maker, space.products, context)
+            if context.objective.channels_last:
+                space.leave_converted()
             _seed(space, context.rules)
             spaces.append(space)
     return Plan(spaces=tuple(spaces))

@@ -33,12 +33,14 @@ from onnxfuse.planning.library import (
     has_few_channels,
     is_dense,
     is_laid_anew,
+    laying_seconds,
     projected_seconds,
     recurrent_seconds,
     uneven_seconds,
 )
 from onnxfuse.planning.normed import normed_before, scales_operands
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
+from onnxfuse.provider.layouts import is_converted
 from onnxfuse.provider.removed import gives_back
 from onnxfuse.region import Region
 from onnxfuse.schedules import Does, running
@@ -67,7 +69,9 @@ def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) 
         alone = [each for each in made.nodes if each.op != "Constant" and not gives_back(each)]
         if len(alone) != 1:
             continue
-        taken = None if context.measured is None else context.measured.runtime(made)
+        # What was measured of an image's operators was in the layout that the runtime has by default.
+        otherwise = context.objective.channels_last and is_converted(alone[0])
+        taken = None if context.measured is None or otherwise else context.measured.runtime(made)
         if taken is not None:
             costs.learn(alone[0], 1e-6 * taken)
         elif foreseen and (seconds := _foreseen(node, made, alone[0], maker, facts, context)) is not None:
@@ -82,9 +86,10 @@ def _foreseen(
     costs = maker.costs
     if _rounds(own) and maker.keeps_float32() is not None:
         return None
-    grouped = is_in_groups(own)
-    if (grouped or is_dense(own)) and not context.objective.channels_last:
-        return convolution_seconds(own, costs)
+    grouped, laid = is_in_groups(own), context.objective.channels_last
+    if is_dense(own) or (grouped and not laid):  # of groups it has other kernels then, of which nothing is known
+        seconds = convolution_seconds(own, costs)
+        return seconds if seconds is None or not laid else seconds - laying_seconds([own], costs)
     for known in (recurrent_seconds, batched_seconds, uneven_seconds):
         if (seconds := known(own, costs)) is not None:
             return seconds

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
+from onnxfuse.planning.admission import Facts, beside_convolutions, converted, node_facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
@@ -51,6 +51,13 @@ class SearchSpace:
     def nearby(self) -> Mapping[str, CostModel]:
         """Costs at further sizes that matter, by their text."""
         return self.pool.nearby
+
+    def leave_converted(self) -> None:
+        """Leave those products and poolings to the runtime that it lays out channels-last itself."""
+        for nodes in (self.products, self.facts):
+            for refusal, node in converted(nodes):
+                self.refusals.append(refusal)
+                del nodes[node]
 
     @property
     def fixed(self) -> list[Members]:

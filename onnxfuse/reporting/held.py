@@ -111,7 +111,9 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
 def _hangs_on(optimised: Optimised) -> Iterator[str]:
     """Options of the CUDA provider with which the model might be planned otherwise."""
     nodes = [node for graph in optimised.graph.walk() for node in graph.nodes if node.domain == ""]
-    if any(map(is_converted, nodes)):
+    fused = {node for region in optimised.plan.fusions for node in region.nodes}
+    if any(is_converted(node) and node not in fused for node in nodes) or (
+            optimised.objective.channels_last and any(map(is_converted, nodes))):
         yield LAYOUT
     if any(node.op in ("Conv", "ConvTranspose") for node in nodes):
         yield BIAS
