@@ -184,11 +184,12 @@ def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
     text, given = FORMS.get(case, (PLAIN, {"M": 72, "K": 136, "N": 264}))
     made = product(text, planned=sizes)
     choices = [choice for choice in made.kernel.choices if "library" not in dict(choice.settings)]
-    assert 9 <= len(choices) < 15 and all(parse_choice(str(choice)) == choice for choice in choices)
+    assert 9 <= len(choices) < 16 and all(parse_choice(str(choice)) == choice for choice in choices)
     groups = [choice["group"] for choice in choices]
     assert groups == sorted(groups, reverse=True)  # a budget reaches what is quickest on Hopper
     others = [told(made, choice, sizes) for choice in choices if "turns" not in dict(choice.settings)]
-    assert len(others) == len(choices) - 2
+    pairs = [choice for choice in choices if "blocks" in dict(choice.settings)]
+    assert len(others) == len(choices) - 2 - len(pairs) and len(pairs) == (sizes.get("K") != 4096)
     compile_all(others)
     for other in others:
         check(other, random_inputs(made, given), length=136, limit=1, misalign=False)

@@ -30,6 +30,9 @@ ARRIVALS = 8
 SHARES = {2: (40, 232), 3: (32, 160)}
 """Registers of a thread: of the four warps of which one copies, and of those that multiply, in so many groups."""
 
+SHARES_OF_TWO = (32, 104)
+"""The same of two groups where a multiprocessor has two such blocks."""
+
 REGISTERS, OTHER_REGISTERS, LESS_REGISTERS = 65_536, 48, 16
 """Of a multiprocessor, and a thread's beside scores, powers and sums; those of them that only copying takes."""
 

@@ -85,7 +85,7 @@ class Product(Schedule):
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
     optional = MappingProxyType({
         "sharers": "{sharers} warps share what is summed over",
-        "turns": "one copies, tiles at a time {turns}",
+        "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks a multiprocessor",
         "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
         "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
@@ -308,7 +308,8 @@ class ProductWork:
         parameters = (*self.signature.parameters(body.sizes), *taken, *more)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
         needed = [guard for operand in operands for guard in operand.guards(symbols)]
-        step = self._step(function, shape, f"{tiles} sms min")
+        beside = f"sms {shape.beside} *" if shape.beside > 1 else "sms"
+        step = self._step(function, shape, f"{tiles} {beside} min")
         if shape.split > 1:
             # Every block of a cluster sums something.
             depth = STAGE_BYTES // self.parts.size

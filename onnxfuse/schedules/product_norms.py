@@ -32,7 +32,7 @@ from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, 
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
 from onnxfuse.schedules.pointwise import THREADS, Pointwise
 from onnxfuse.schedules.product import MULTIPLYING, ProductWork
-from onnxfuse.schedules.product_blocks import MOST_TILES, filled
+from onnxfuse.schedules.product_blocks import MOST_TILES, NARROW, filled
 from onnxfuse.schedules.product_boxes import BoxShape
 from onnxfuse.schedules.product_epilogue import PAIR
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused
@@ -133,10 +133,12 @@ class _NormsWork:
 
     @cached_property
     def offered(self) -> dict[Choice, SpecialisedShape]:
-        """Tiles that may be quickest, of windows of one image each."""
-        found = (filled(replace(shape, moments=True, stages=1)) for shape in self.work.blocks.offered(MOST_TILES)
-                 if isinstance(shape, SpecialisedShape) and shape.split == 1)
-        return {_choice(shape): shape for shape in found if self._parts(shape) is not None}
+        """Tiles that may be quickest, of windows of one image each; what is known of columns is laid out in pieces that
+        fitted ones do not fill."""
+        found = [filled(replace(shape, moments=True, stages=1)) for shape in self.work.blocks.offered(2 * MOST_TILES)
+                 if isinstance(shape, SpecialisedShape) and shape.split == shape.blocks == 1
+                 and not shape.columns % NARROW]
+        return {_choice(shape): shape for shape in found[:MOST_TILES] if self._parts(shape) is not None}
 
     def _parts(self, shape: SpecialisedShape) -> int | None:
         """Of how many parts of an image's windows it tells what it knows; None where that is not certain."""

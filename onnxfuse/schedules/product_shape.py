@@ -85,19 +85,20 @@ class ProductShape:
 class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
     one that they share or one each; ``split``: blocks of a cluster that share what is summed over; ``moments``: whether
-    it tells mean and squares of each column (``column_moments``)."""
+    it tells mean and squares of each column (``column_moments``); ``blocks``: of a multiprocessor."""
 
     together: bool = True
     turns: int = 1
     split: int = 1
     moments: bool = False
+    blocks: int = 1
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         split = f"_split{self.split}" if self.split > 1 else ""
-        moments = "_moments" if self.moments else ""
-        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}{moments}"
+        moments, beside = "_moments" if self.moments else "", f"_beside{self.blocks}" if self.blocks > 1 else ""
+        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}{moments}{beside}"
 
     @property
     def choice(self) -> Choice:
@@ -108,8 +109,9 @@ class SpecialisedShape(ProductShape):
     def settings(self) -> dict[str, int]:
         """What it sets."""
         split = {"split": self.split} if self.split > 1 else {}
+        beside = {"blocks": self.blocks} if self.blocks > 1 else {}
         return {"rows": self.rows, "columns": self.columns, "stages": self.stages, "group": WARPS,
-                "turns": self.turns, **split}
+                "turns": self.turns, **split, **beside}
 
     @property
     def warps(self) -> int:
@@ -138,4 +140,4 @@ class SpecialisedShape(ProductShape):
     @property
     def beside(self) -> int:
         """Blocks that a multiprocessor is to hold at least."""
-        return 1
+        return self.blocks

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
-from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, WIDTH
+from onnxfuse.schedules.attention_shape import PANEL, SHARES, SHARES_OF_TWO, WARPS, WIDTH
 from onnxfuse.schedules.column_moments import ColumnMoments
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_epilogue import Held
@@ -153,7 +153,8 @@ class SpecialisedText(ProductText):
 
     def _registers(self, what: str, share: int) -> list[str]:
         """What copies hands registers to what multiplies."""
-        return [f"of::{what}_registers<{SHARES[self.groups][share]}>();"]
+        shares = SHARES[self.groups] if self.shape.beside == 1 else SHARES_OF_TWO
+        return [f"of::{what}_registers<{shares[share]}>();"]
 
     # ---- The warp that copies. ----
 
@@ -331,7 +332,9 @@ class SpecialisedText(ProductText):
 
     def _laid_first(self) -> list[str]:
         """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
-        wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
+        wide = PIECE // 4 if len(self.rights) == 3 else PIECE // len(self.rights)  # a power of two
+        while self.shape.columns // len(self.rights) % wide:
+            wide //= 2
         head = f"constexpr int wide = {wide}, pieces = own_columns / wide;"
         laid = unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
             "if (piece == now) {", *indented(self._laid_piece("own_laid")), "}"])

@@ -45,6 +45,8 @@ CASES = {
         { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }""",
     "rows that a quarter divides": """g (T[133,90] a, T[86,90] b, T[86] c) => (T[133,86] y)
         { p = Gemm<transB = 1>(a, b, c) y = Sigmoid(p) }""",
+    "a product as wide as a tile": """g (T[1997,72] a, T[144,72] b, T[144] c, T[1997,144] r) => (T[1997,144] y)
+        { p = Gemm<transB = 1>(a, b) s = Add(p, c) t = Add(s, r) y = Relu(t) }""",
     "a recurrent layer, both ways": """g (T[9,5,24] x, T[2,160,24] w, T[2,160,40] r, T[2,320] b, T[2,5,40] h)
         => (T[9,2,5,40] y, T[2,5,40] s, T[2,5,40] c)
         { y, s, c = LSTM<hidden_size = 40, direction = "bidirectional">(x, w, r, b, , h) }""",

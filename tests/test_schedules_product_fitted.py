@@ -1,0 +1,102 @@
+"""Tiles that are as wide as results are, and two blocks a multiprocessor: which widths are taken, and what they compute,
+against float64."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+import test_schedules_tf32
+from kernel_harness import arguments, check, compile_all, random_inputs
+from test_schedules_product import product, specialised
+
+BEHIND = {
+    "SiLU": ("", "s = Add(p, c) t = Sigmoid(s) y = Mul(s, t)"),
+    "a residual": (", T[M,N] r", "s = Add(p, c) t = Add(s, r) y = Relu(t)"),
+}
+
+CONVOLUTION = ("g (T[2,9,10,K] x, T[N,3,3,K] w, T[N] c) => (T[2,9,10,N] y) { t = Transpose<perm = [0,3,1,2]>(x) "
+               "v = Transpose<perm = [0,3,1,2]>(w) p = Conv<pads = [1,1,1,1]>(t, v, c) q = Relu(p) "
+               "y = Transpose<perm = [0,2,3,1]>(q) }")
+
+
+def text(behind: str) -> str:
+    more, computed = BEHIND[behind]
+    return f"g (T[M,K] a, T[N,K] b, T[N] c{more}) => (T[M,N] y) {{ p = Gemm<transB = 1>(a, b) {computed} }}"
+
+
+@pytest.mark.parametrize(("columns", "wanted"), [
+    (16, {(128, 16, 2), (256, 16, 1), (128, 16, 1)}), (24, {(128, 32, 2), (256, 32, 1), (128, 32, 1)}),
+    (80, {(128, 80, 2), (256, 80, 1), (128, 80, 1)}), (144, {(128, 144, 2), (256, 80, 1), (128, 144, 1)}),
+    (336, {(128, 112, 2), (256, 112, 1), (128, 176, 1)}), (480, {(128, 160, 2), (128, 240, 1), (256, 128, 1)}),
+    (64, set()), (128, set()), (192, set()), (256, set()), (4096, set())])
+def test_columns_are_those_of_the_results_where_others_would_be_empty(
+        columns: int, wanted: set[tuple[int, int, int]]) -> None:
+    kernel = product(text("SiLU"), planned={"M": 25088, "K": 72, "N": columns}).kernel
+    named = re.match(r"tiles of (\d+) x (\d+), .* at a time (\d)", kernel.plan.variants[0].name)
+    assert named is not None
+    rows, width, turns = map(int, named.groups())
+    found = {(rows, width, turns)} | {(each["rows"], each["columns"], each["turns"]) for each in kernel.choices
+                                      if "turns" in dict(each.settings) and "blocks" not in dict(each.settings)}
+    fitted = found - {(128, 128, 2), (128, 256, 1), (256, 128, 1), (128, 64, 1), (128, 192, 1), (192, 192, 1)}
+    assert fitted <= wanted and bool(fitted) == bool(wanted)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [16, 24, 40, 96, 144, 240])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_results(behind: str, columns: int, kind: str) -> None:
+    """Whole tiles and parts of them, several of them a block."""
+    planned = {"M": 25088, "K": 72, "N": columns}
+    found = [way for way in specialised(product(text(behind), kind, planned), planned)
+             if way.kernel.choice is None or way.kernel.choice["columns"] not in (128, 192, 256)]
+    assert len(found) > 2
+    compile_all(found)
+    for number, way in enumerate(found):
+        sizes = {"M": (197, 300)[number % 2], "K": 72, "N": columns}
+        inputs = random_inputs(way, sizes)
+        assert "one copies" in way.kernel.plan.variants[0].name
+        check(way, inputs, length=72, limit=1, misalign=False, multiprocessors=1, orders=[("backward", 3)[number % 2]])
+
+
+@pytest.mark.parametrize("columns", [24, 96])
+def test_convolutions(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose windows are copied in boxes."""
+    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+    sizes: Mapping[str, int] = {}
+    found = specialised(product(CONVOLUTION.replace("K]", "64]").replace("N]", f"{columns}]").replace("[N,", f"[{columns},")), sizes)
+    fitted = [way for way in found if way.kernel.choice is not None and way.kernel.choice["columns"] in (32, 96)]
+    assert len(fitted) > 1
+    compile_all(fitted)
+    for way in fitted:
+        check(way, random_inputs(way, sizes), length=576, limit=1, misalign=False, multiprocessors=1)
+
+
+@pytest.mark.parametrize("columns", [24, 96])
+def test_float32(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to TF32 as tiles are copied."""
+    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+    sizes: Mapping[str, int] = {"M": 197, "K": 72, "N": columns}
+    made = test_schedules_tf32.product(text("SiLU"), planned={**sizes, "M": 25088})
+    fitted = [way for way in specialised(made, {**sizes, "M": 25088})
+              if way.kernel.choice is not None and way.kernel.choice["columns"] in (32, 96)]
+    assert len(fitted) > 1
+    for way in fitted:
+        check(way, test_schedules_tf32.exact_inputs(way, sizes), length=72, limit=1, misalign=False, multiprocessors=1)
+
+
+def test_two_blocks_a_multiprocessor() -> None:
+    """Where registers and shared memory are for two; with as many blocks launched."""
+    planned = {"M": 25088, "K": 128, "N": 512}
+    made = product(text("a residual"), planned=planned)
+    (way,) = (each for each in specialised(made, planned) if each.kernel.choice and "blocks" in dict(each.kernel.choice.settings))
+    assert way.kernel.plan.variants[0].name == "tiles of 128 x 64, 3 stages, 4 warps multiply together, one copies, tiles at a time 1, 2 blocks a multiprocessor"
+    step = way.kernel.plan.variants[0].launches[0]
+    assert step.grid[0].endswith("sms 2 * min") and 2 * (int(step.shared) + 1024) <= 228 * 1024
+    for sizes in ({"M": 70, "K": 128, "N": 512}, {"M": 513, "K": 40, "N": 72}):
+        inputs = random_inputs(way, sizes)
+        assert arguments(way, inputs)
+        check(way, inputs, length=sizes["K"], limit=1, misalign=False, multiprocessors=1)
