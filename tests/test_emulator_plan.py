@@ -62,6 +62,18 @@ def test_every_variant_that_holds_gives_the_result(shape: tuple[int, int], misal
         np.testing.assert_array_equal(y, 2 * x)
 
 
+def test_an_output_may_be_the_memory_of_an_input() -> None:
+    """As a caller may bind it; a guard sees that, and what no launch writes is what was there."""
+    kept = replace(DOUBLED, variants=(Variant("kept", (), ("i0.at o0.at ==",)), *DOUBLED.variants))
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    assert variants_that_hold(kept, [x]) == ["vector", "scalar"]
+    np.testing.assert_array_equal(run_plan(kept, SOURCE, [x])[0], 2 * x)
+    np.testing.assert_array_equal(run_plan(kept, SOURCE, [x], shared={0: 0})[0], x)
+    np.testing.assert_array_equal(run_plan(kept, SOURCE, [x], variant="scalar", shared={0: 0})[0], 2 * x)
+    with pytest.raises(EmulatorError, match="output 0 has not the bytes of input 0"):
+        run_plan(DOUBLED, SOURCE, [x.astype(np.float64)], shared={0: 0})
+
+
 def test_inputs_of_any_layout_arrive_in_c_order() -> None:
     x = np.arange(24, dtype=np.float32).reshape(8, 3).T
     np.testing.assert_array_equal(run_plan(DOUBLED, SOURCE, [x])[0], 2 * x)

@@ -157,7 +157,8 @@ CLUSTERS = st.none() | st.tuples(*[st.sampled_from(["1", "1", "2", "4", "i0.0", 
 STEPS = st.lists(st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), THREE, THREE, ARGUMENTS, WITHIN, CLUSTERS,
                            st.booleans()), max_size=4).map(tuple)
 ALIGNMENTS = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
-                              "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
+                              "o0.addr 8 % 1 ==", "i0.addr 512 % 0 ==", "i0.at i1.at ==", "i1.at o0.at ==",
+                              "o0.at i0.at - 1099511627776 // not"])
 GUARDED = st.lists(st.builds(Variant, st.just("guarded"), STEPS,
                              st.lists(LATE | ALIGNMENTS, min_size=1, max_size=3).map(tuple)), max_size=2)
 CONDITIONS, AXES = st.lists(EARLY, max_size=2), st.lists(EARLY, max_size=3)
@@ -177,7 +178,7 @@ def plans(draw: st.DrawFn) -> LaunchPlan:
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     """Sizes, host values and addresses that fit ``plans``."""
-    address = st.integers(0, 2**40)
+    address = st.integers(0, 2**40) | st.sampled_from([256, 2**39])
     return Situation(
         ((draw(SIZES), draw(SIZES)), (draw(SIZES),)), ((draw(SIZES), draw(st.integers(-5, 5))), ()),
         (draw(address), draw(address)), (draw(address),), draw(st.sampled_from([75, 80, 90])), 132,
@@ -211,6 +212,23 @@ def test_what_is_kept_from_run_to_run_changes_nothing(plan: LaunchPlan, runs: li
     for run, result in zip(sequence, seen, strict=True):
         if "error" not in result:
             assert result == python(plan, run)
+
+
+def test_a_guard_sees_what_is_bound_to_the_memory_of_an_input() -> None:
+    """By the whole address: another one may be the same modulo 256.  Where no address is known tensors lie apart."""
+    plan = LaunchPlan("r", 2, (), (), (Output(1, ("i0.0",)),), (
+        Variant("bound", (), ("i1.at o0.at ==",)), Variant("rest", ())))
+    assert plan.version == 2
+    runs = [Situation(((4,), (4,)), (), (0, given), (written,))
+            for given, written in ((4096, 4096), (4096, 4352), (2**47 + 256, 256), (2**47, 2**47))]
+    for run, chosen in zip(runs, (0, 1, 1, 0), strict=True):
+        assert native(plan, run)["variant"] == python(plan, run)["variant"] == chosen
+    assert Situation(((4,), (4,))).place(plan) == 1
+    with pytest.raises(ValueError, match="a launch plan of version 1 that asks for what version 2 has"):
+        native(plan.to_json().replace('"version":2', '"version":1'), runs[0])
+    step = Step("first", ("i0.at", "1", "1"), ("32", "1", "1"), ())
+    with pytest.raises(ValueError, match="names a whole address outside of a guard"):
+        native(replace(plan, variants=(Variant("rest", (step,)),)), runs[0])
 
 
 def test_more_sizes_in_turn_than_are_kept() -> None:

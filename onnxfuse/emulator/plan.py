@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -46,6 +47,7 @@ def run_plan(
     misalign: Mapping[int, int] | None = None,
     includes: Sequence[Path] = (),
     multiprocessors: int = 132,
+    shared: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Array]:
     """Evaluate the plan for these inputs, launch its steps and return the outputs.
 
@@ -59,17 +61,18 @@ def run_plan(
         misalign: by number of an input, elements that its address is past a multiple of 16 bytes.
         includes: folders of headers that the text includes, if any.
         multiprocessors: those that the plan sees.
+        shared: by number of an output, the input whose memory it is, as a caller may bind it; of the same bytes.
 
     Raises:
         EmulatorError: the plan does not fit the inputs, a check or the forced variant's guards do not hold, a launch
             went wrong, or an element of an output was left unwritten.
     """
     misalign = misalign or {}
-    situation, shapes = situate(plan, inputs, hosts, sm, misalign)
+    situation, shapes = situate(plan, inputs, hosts, sm, misalign, shared)
     situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
     run = partial(_run, plan, _emulator(source, tuple(includes)), inputs, situation, shapes, chosen, order=order,
-                  misalign=misalign)
+                  misalign=misalign, shared=shared)
     outputs = run(poison=CANARY)
     suspicious = [_poisoned(output, CANARY) for output in outputs]
     if any(mask.any() for mask in suspicious):
@@ -90,7 +93,8 @@ def _emulator(source: str, includes: tuple[Path, ...]) -> Emulator:
 
 
 def situate(
-    plan: LaunchPlan, inputs: Sequence[Array], hosts: Hosts, sm: int, misalign: Mapping[int, int]
+    plan: LaunchPlan, inputs: Sequence[Array], hosts: Hosts, sm: int, misalign: Mapping[int, int],
+    shared: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Situation, list[tuple[int, ...]]]:
     """What the plan's atoms mean, and the outputs' shapes."""
     if len(inputs) != plan.inputs:
@@ -98,7 +102,7 @@ def situate(
     situation = Situation(
         [array.shape for array in inputs],
         [[] if host is None else [int(value) for value in np.asarray(host).reshape(-1)] for host in hosts],
-        [_placement(array, misalign.get(number, 0)).address for number, array in enumerate(inputs)],
+        [_apart(number, _placement(array, misalign.get(number, 0))) for number, array in enumerate(inputs)],
         sm=sm,
     )
     try:
@@ -109,11 +113,20 @@ def situate(
     for number, shape in enumerate(shapes):
         if any(size < 0 for size in shape):
             raise EmulatorError(f"region {plan.region}: output {number} cannot have shape {shape}")
+    places = [Placement(prod(shape) * element_type(output.dtype).itemsize)
+              for output, shape in zip(plan.outputs, shapes, strict=True)]
     situation.output_addresses = [
-        Placement(prod(shape) * element_type(output.dtype).itemsize).address
-        for output, shape in zip(plan.outputs, shapes, strict=True)
-    ]
+        situation.input_addresses[shared[number]] if number in shared else _apart(len(inputs) + number, place)
+        for number, place in enumerate(places)]
+    for number, given in shared.items():
+        if places[number].size != inputs[given].nbytes:
+            raise EmulatorError(f"region {plan.region}: output {number} has not the bytes of input {given}")
     return situation, shapes
+
+
+def _apart(number: int, place: Placement) -> int:
+    """An address for a plan to see, of so manieth a buffer: no two are the same."""
+    return (number + 1 << 40) + place.address
 
 
 def _placement(array: Array, elements: int) -> Placement:
@@ -149,18 +162,22 @@ def _run(
     *,
     order: Order,
     misalign: Mapping[int, int],
+    shared: Mapping[int, int],
     poison: int,
 ) -> list[Array]:
-    """Launch the variant's steps over outputs filled with ``poison``."""
+    """Launch the variant's steps over outputs filled with ``poison``, but for those that are an input's memory."""
     with ExitStack() as stack:
         buffers: dict[str, Buffer] = {}
         for number, array in enumerate(inputs):
             offset = misalign.get(number, 0) * array.itemsize
             buffer = stack.enter_context(Buffer(f"input i{number}", array.nbytes, None, offset))
-            buffer.write(array, read_only=True)
+            buffer.write(array, read_only=number not in shared.values())
             buffers[f"i{number}"] = buffer
         types = [element_type(output.dtype) for output in plan.outputs]
         for number, (kind, shape) in enumerate(zip(types, shapes, strict=True)):
+            if number in shared:
+                buffers[f"o{number}"] = buffers[f"i{shared[number]}"]
+                continue
             size = prod(shape) * kind.itemsize
             buffers[f"o{number}"] = stack.enter_context(Buffer(f"output o{number}", size, poison))
         for number, text in enumerate(plan.scratch):

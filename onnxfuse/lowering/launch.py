@@ -12,6 +12,7 @@ Atoms:
     i0.1          size of axis 1 of tensor input 0
     i0.n          number of elements of tensor input 0
     i0.addr       address of tensor input 0 modulo 256         o0.addr       the same of output 0
+    i0.at         the whole address of tensor input 0          o0.at         the same of output 0
     h0.2          element 2 of host input 0 (int64 or int32)   h0.n          its number of elements
     s3            symbol 3 of the plan
     sm            compute capability, as 90                    sms           multiprocessors of the GPU
@@ -38,9 +39,12 @@ A plan may ask for more than grids, which GPUs have from sm_90 on:
 - ``maps`` of the plan: tensor maps, which several steps may take (``onnxfuse.lowering.tensor_map``).
 
 The library refuses to create a session on a GPU without them where a variant that could run there asks for them: such a
-variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this, or calls a
-library, is written as version 2, which earlier libraries refuse; every other plan is of version 1, byte for byte as
-before.
+variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this, calls a
+library, or names a whole address, is written as version 2, which earlier libraries refuse; every other plan is of
+version 1, byte for byte as before.
+
+Whole addresses stand in guards alone, which ask whether the caller bound an output to the memory of an input, as with
+caches of keys (``i3.at o1.at ==``): a variant may then leave what lies there as it is.
 """
 
 from __future__ import annotations
@@ -64,6 +68,9 @@ HOST_INPUTS = 8
 
 REGION_NAMES = 512
 """Size of the pool of operator names, ``Region0`` and so on, that the native library registers."""
+
+WHOLE = ".at"
+"""Ends an atom that is a whole address."""
 
 DOMAIN = "onnxfuse"
 """Domain of fused nodes."""
@@ -175,7 +182,9 @@ class LaunchPlan:
         """The version that it is written as."""
         steps = [step for variant in self.variants for step in variant.steps]
         extended = self.maps or any(isinstance(step, LibraryCall) or step.extended for step in steps)
-        return EXTENDED if extended else VERSION
+        whole = any(token.endswith(WHOLE) for variant in self.variants for guard in variant.guards
+                    for token in guard.split())
+        return EXTENDED if extended or whole else VERSION
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -366,9 +375,11 @@ class Situation:
             return self.symbols[atom.place]
         if atom.kind == "h":
             return len(self.hosts[atom.place]) if atom.part == "n" else self.hosts[atom.place][int(atom.part)]
-        if atom.part == "addr":
-            addresses = self.input_addresses if atom.kind == "i" else self.output_addresses
-            return addresses[atom.place] % 256 if addresses else 0
+        if atom.part in ("addr", "at"):
+            addresses, whole = self.input_addresses if atom.kind == "i" else self.output_addresses, atom.part == "at"
+            if not addresses:  # where nothing is said of them, tensors lie apart
+                return (atom.place if atom.kind == "i" else -1 - atom.place) if whole else 0
+            return addresses[atom.place] % (1 << 64 if whole else 256)
         sizes = self.inputs[atom.place]
         return prod(sizes) if atom.part == "n" else sizes[int(atom.part)]
 

@@ -92,9 +92,11 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
   const std::string_view part = token.substr(dot + 1);
   uint32_t axis = 0;
   if (token[0] == 'o') {
-    if (part != "addr" || !index(number, scope.outputs, &out.index)) return bad();
-    out.op = Op::kOutputAddress;
+    const bool whole = part == "at";
+    if ((part != "addr" && !whole) || !index(number, scope.outputs, &out.index)) return bad();
+    out.op = whole ? Op::kOutputPlace : Op::kOutputAddress;
     reads->addresses = true;
+    reads->places |= whole;
     return out;
   }
   if (token[0] == 'h') {
@@ -108,9 +110,11 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
     return out;
   }
   if (token[0] != 'i' || !index(number, scope.inputs, &out.index)) return bad();
-  if (part == "addr") {
-    out.op = Op::kInputAddress;
+  if (part == "addr" || part == "at") {
+    const bool whole = part == "at";
+    out.op = whole ? Op::kInputPlace : Op::kInputAddress;
     reads->addresses = true;
+    reads->places |= whole;
     return out;
   }
   if (part == "n") out.op = Op::kInputCount;
@@ -231,6 +235,10 @@ int64_t Expression::run(const Situation& situation) const {
       case Op::kInputAddress: *top++ = static_cast<int64_t>(situation.inputs[index].address % 256); break;
       case Op::kOutputAddress:
         *top++ = situation.output_addresses ? static_cast<int64_t>(situation.output_addresses[index] % 256) : 0;
+        break;
+      case Op::kInputPlace: *top++ = static_cast<int64_t>(situation.inputs[index].address); break;
+      case Op::kOutputPlace:
+        *top++ = situation.output_addresses ? static_cast<int64_t>(situation.output_addresses[index]) : 0;
         break;
       case Op::kInputSize: {
         const TensorView& input = situation.inputs[index];

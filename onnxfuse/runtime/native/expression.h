@@ -54,6 +54,7 @@ struct Reads {
   int64_t hosts[kHostInputs] = {};  // how many leading elements of a host input
   bool host[kHostInputs] = {};
   bool addresses = false;
+  bool places = false;  // whole addresses
 };
 
 // A condition on an address: none of the bits of `mask` is set.
@@ -92,8 +93,8 @@ class Expression {
 
  private:
   enum class Op : uint8_t {
-    kConstant, kInputSize, kInputCount, kInputAddress, kOutputAddress, kHostElement, kHostCount, kSymbol,
-    kCapability, kMultiprocessors,
+    kConstant, kInputSize, kInputCount, kInputAddress, kOutputAddress, kInputPlace, kOutputPlace, kHostElement,
+    kHostCount, kSymbol, kCapability, kMultiprocessors,
     kAdd, kSubtract, kMultiply, kFloorDivide, kModulo, kMinimum, kMaximum, kEqual, kUnequal, kLess, kLessEqual,
     kAnd, kOr, kNot, kCeilDivide, kBroadcast, kSelect,
   };

@@ -77,9 +77,10 @@ Step parse_call(const Json& json, const Named& named, Reads* reads) {
 
 // Puts a guard where it belongs; only those that read an address are evaluated at every run.
 void add_guard(const std::string& text, const Scope& scope, Reads* reads, Variant* variant) {
-  const bool before = std::exchange(reads->addresses, false);
+  const bool before = std::exchange(reads->addresses, false), other = std::exchange(reads->places, false);
   Expression guard(text, scope, reads);
   const bool reads_address = std::exchange(reads->addresses, before);
+  variant->places |= std::exchange(reads->places, other);
   Alignment alignment;
   if (!reads_address) variant->guards.push_back(std::move(guard));
   else if (guard.alignment(&alignment)) variant->alignments.push_back(alignment);
@@ -214,8 +215,10 @@ Plan Plan::parse(std::string_view text) {
       variant.scratch.push_back(index);
       variant.lives.push_back(lives[index]);
     }
+    extended |= variant.places;
     plan.variants.push_back(std::move(variant));
   }
+  if (plan.reads.places) throw Error("the launch plan names a whole address outside of a guard");
   if (extended && version < kExtended) {
     throw Error("a launch plan of version " + std::to_string(version) + " that asks for what version " +
                 std::to_string(kExtended) + " has");

@@ -55,6 +55,7 @@ struct Variant {
   std::vector<Expression> guards;          // which read no address
   std::vector<Alignment> alignments;       // further guards
   std::vector<Expression> address_guards;  // further guards that are no alignments
+  bool places = false;                     // whether one of them names a whole address
   std::vector<Step> steps;
   bool calls = false;                // whether some step calls a library
   std::vector<uint32_t> scratch;     // buffers that its steps use, ascending
