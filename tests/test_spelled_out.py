@@ -119,6 +119,54 @@ def test_multi_head_attention(form: str) -> None:
         np.testing.assert_allclose(_run(spelled, inputs), _run(model, inputs), atol=2e-3, rtol=2e-5)
 
 
+GROUPED = [
+    # batch, new rows, rows of the past, the longest sequence, the last places of each
+    (2, 5, 0, 5, (4, 4)), (3, 5, 9, 5, (4, 2, 0)), (2, 1, 9, 10, (9, 4)), (3, 1, 12, 7, (6, 0, 3)), (1, 3, 9, 12, (11,)),
+    (1, 4, 20, 9, (8,)),
+]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("case", GROUPED)
+def test_group_query_attention(case: tuple[int, int, int, int, tuple[int, ...]], opset: int) -> None:
+    """What sequences have, and what is attended of it; rows behind are the past's own, or zero."""
+    batch, rows, past, total, ends = case
+    for seed in range(6):
+        rng = np.random.default_rng([seed, *case[:4]])
+        own, shared, depth = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.choice([16, 32]))
+        heads, half = own * shared, int(rng.choice([8, depth // 2]))
+        packed = bool(rng.integers(2))
+        inputs = _normal(rng, q=(batch, rows, (heads + packed * 2 * own) * depth))
+        inputs |= {} if packed else _normal(rng, k=(batch, rows, own * depth), v=(batch, rows, own * depth))
+        inputs |= _normal(rng, a=(batch, own, past, depth), c=(batch, own, past, depth))
+        inputs |= {"n": np.array(ends, np.int32), "t": np.array(total, np.int32)}
+        operands = ["q", *(["", ""] if packed else ["k", "v"]), "a", "c", "n", "t"]
+        attributes: dict[str, object] = {"num_heads": heads, "kv_num_heads": own}
+        if rng.integers(2):
+            inputs |= _normal(rng, cos=(total + 2, half), sin=(total + 2, half))
+            operands += ["cos", "sin"]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rng.integers(2))}
+        for name, value in (("scale", 0.4), ("softcap", 2.5), ("local_window_size", 3)):
+            if rng.integers(2):
+                attributes[name] = value
+        model = _model("GroupQueryAttention", inputs, operands, opset, **attributes)
+        model.graph.node[0].output.extend(["d", "e"])
+        model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in "de")
+        spelled = spelled_out(model)
+        assert all(node.domain == "" for node in spelled.graph.node)
+        got, wanted = (onnxruntime.InferenceSession(each.SerializeToString(), exact_options(1), providers=CPU).run(
+            None, inputs) for each in (spelled, model))
+        for sequence, end in enumerate(ends):
+            count = min(end + 1, rows)
+            np.testing.assert_allclose(got[0][sequence, :count], wanted[0][sequence, :count], atol=2e-6, rtol=2e-5)
+            for place, cache in enumerate("ac", 1):
+                whole, before = got[place][sequence], inputs[cache][sequence]
+                np.testing.assert_allclose(whole[:, :end + 1], wanted[place][sequence, :, :end + 1], atol=1e-6)
+                behind = max(end + 1 - rows, 0) + rows
+                np.testing.assert_array_equal(whole[:, behind:past], before[:, behind:])
+                assert not whole[:, max(behind, past):].any()
+
+
 NARROW = ("g (float16[B,S,4] x, float16[4,12] w, float16[12] b) => (float16[B,S,4] y) "
           "{ y = com.microsoft.Attention<num_heads = 2>(x, w, b) }")
 
@@ -166,6 +214,8 @@ def test_values_inside_have_the_names_that_they_have_in_any_type() -> None:
     "g (float[B,S,4] x, float[4,12] w, float[12] b) => (float[B,S,4] y) { y = com.microsoft.Attention<num_heads = 2, do_rotary = 1>(x, w, b) }",
     "g (float[B,S,2,3,2] q) => (float[B,S,4] y) { y = com.microsoft.MultiHeadAttention<num_heads = 2>(q) }",
     "g (float[B,S,4] q, float[B,2,S,2] k, float[B,2,S,2] v, float[B,2,P,2] p) => (float[B,S,4] y) { y = com.microsoft.MultiHeadAttention<num_heads = 2>(q, k, v, , , , p, p) }",
+    *(f"g (float[B,S,64] q, float[B,2,P,16] a, int32[B] n, int32 t, float[B,4,S,L] r) => (float[B,S,32] y, float[B,2,T,16] d, float[B,2,T,16] e) {{ y, d, e = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{more}>(q, , , a, a, n, t{operands}) }}"
+      for more, operands in ((", smooth_softmax = 1", ""), (", causal = 0", ""), ("", ", , , , r"))),
 ])
 def test_other_forms_stay_as_they_are(text: str) -> None:
     model = parse(text)
