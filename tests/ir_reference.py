@@ -33,6 +33,7 @@ from onnxfuse.ir.tensors import (
     Slice,
     Take,
     Tensor,
+    Update,
     Window,
     postorder,
 )
@@ -145,6 +146,14 @@ def _made(tensor: Tensor, values: Mapping[int, _Value], inputs: Sequence[Array],
             at = [np.where(places < 0, places + extent, places) if axis == tensor.axis else index
                   for axis, index in enumerate(np.indices(shape))]
             return _Value(source.array[tuple(at)], source.exact)
+        case Update():
+            whole, rows, starts = (values[id(each)] for each in (tensor.operand, tensor.rows, tensor.starts))
+            count = rows.array.shape[tensor.axis]
+            places = np.broadcast_to(starts.array, (*shape[:tensor.axis], *[1] * (len(shape) - tensor.axis)))
+            at = np.indices(shape)
+            inside = (at[tensor.axis] >= places) & (at[tensor.axis] < places + count)
+            at[tensor.axis] = np.clip(at[tensor.axis] - places, 0, count - 1)
+            return _Value(np.where(inside, rows.array[tuple(at)], whole.array), whole.exact and rows.exact)
         case Contract():
             return _Value(_contracted(tensor, [values[id(operand)] for operand in tensor.operands], sizes))
     source = values[id(tensor.operand)]  # type: ignore[attr-defined]

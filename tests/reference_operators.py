@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from reference_grouped import group_query_attention
 from reference_images import channels as _channels
 from reference_images import conv_transpose, grid_sample, resize
 from reference_quantised import dequantize, dynamic_quantize, integers_to_floats, qgemm, quantize
@@ -486,6 +487,7 @@ OWN: dict[tuple[str, str], Callable] = {
     (MICROSOFT, "Gelu"): _biased(_phi),
     (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
     (MICROSOFT, "Attention"): _packed_attention, (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    (MICROSOFT, "GroupQueryAttention"): group_query_attention,
     (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", float(np.float32(1.702)))),
     (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,

@@ -348,7 +348,7 @@ def test_what_has_a_meaning_and_no_kernel() -> None:
     """Everything else that is a product or a convolution has neither."""
     assert [name for _, name in CONTRACTIONS] == [
         "Attention", "Conv", "ConvInteger", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
-        "QLinearMatMul", "Attention", "FusedMatMul", "MatMulIntegerToFloat", "MultiHeadAttention", "QGemm", "TransposeMatMul"]
+        "QLinearMatMul", "Attention", "FusedMatMul", "GroupQueryAttention", "MatMulIntegerToFloat", "MultiHeadAttention", "QGemm", "TransposeMatMul"]
     assert {OPERATORS[key].kind for key in CONTRACTIONS} == {OperatorClass.HEAVY}
 
 

@@ -17,7 +17,11 @@ MOST = 2048
 _WORDS = {
     "equal": "needs {left} and {right} to be equal", "broadcast": "joins axes of {left} and {right}",
     "multiple": "arranges {left} elements by {right}", "within": "looks up {left} rows in a table of {right}",
+    "room": "has room for {right} rows, and {left} are asked for",
 }
+
+_AT_MOST = ("within", "room")
+"""Kinds of demands whose left size may be less."""
 
 
 def met(demand: Demand, sizes: Mapping[str, int]) -> bool | None:
@@ -27,7 +31,7 @@ def met(demand: Demand, sizes: Mapping[str, int]) -> bool | None:
         return None
     if demand.kind == "multiple":
         return None if right == 0 else left % right == 0
-    if demand.kind == "within":
+    if demand.kind in _AT_MOST:
         return left <= right
     return left == right or (demand.kind == "broadcast" and 1 in (left, right))
 
@@ -73,7 +77,7 @@ def mended(
 
 def _exactly(demand: Demand, sizes: Mapping[str, int]) -> bool:
     """Whether a demand is met without an axis of 1 that is spread."""
-    return demand.kind in ("multiple", "within") or evaluated(demand.left, sizes) == evaluated(demand.right, sizes)
+    return demand.kind in ("multiple", *_AT_MOST) or evaluated(demand.left, sizes) == evaluated(demand.right, sizes)
 
 
 def _numbers(demand: Demand, sizes: Mapping[str, int], names: Sequence[str]) -> Iterator[int]:

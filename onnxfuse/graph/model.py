@@ -188,7 +188,7 @@ class Assumption(NamedTuple):
     instead: Dim
 
 
-Ask = Literal["equal", "broadcast", "multiple", "within"]
+Ask = Literal["equal", "broadcast", "multiple", "within", "room"]
 
 
 class Demand(NamedTuple):
@@ -198,7 +198,7 @@ class Demand(NamedTuple):
         node: label of the node.
         left, right: the sizes.
         kind: "equal"; "broadcast", equal or one of them 1; "multiple", the left one a multiple of the right one;
-            "within", the left one no more than the right one.
+            "within", the left one no more than the right one, of rows that are looked up, and "room", of others.
     """
 
     node: str

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxfuse.ir.tensors import Concat, Contract, Map, Recurrence, Take, Tensor, Window, operands, postorder
+from onnxfuse.ir.tensors import (
+    Concat,
+    Contract,
+    Map,
+    Placed,
+    Recurrence,
+    Take,
+    Tensor,
+    Update,
+    Window,
+    operands,
+    postorder,
+)
 
 
 def substituted(roots: tuple[Tensor, ...], instead: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -26,6 +38,10 @@ def _of(tensor: Tensor, changed: tuple[Tensor, ...]) -> Tensor:
         return replace(tensor, operands=changed)  # type: ignore[arg-type]
     if isinstance(tensor, Take):
         return replace(tensor, operand=changed[0], indices=changed[1])
+    if isinstance(tensor, Update):
+        return replace(tensor, operand=changed[0], rows=changed[1], starts=changed[2])
+    if isinstance(tensor, Placed):
+        return replace(tensor, operand=changed[0], starts=changed[1])
     if isinstance(tensor, Window) and tensor.outside is not None:
         return replace(tensor, operand=changed[0], outside=changed[1])
     if isinstance(tensor, Recurrence):

@@ -196,6 +196,38 @@ class Part(Tensor):
 
 
 @dataclass(frozen=True, eq=False)
+class Update(Tensor):
+    """The operand with ``rows`` in the place of some of its own along ``axis``: those from ``starts`` on, integers that
+    leave no row outside, of size one along that axis and all behind it, and of the result's along those before or one;
+    no row ends past ``limit``.  A schedule that holds it writes what is new behind what stays."""
+
+    operand: Tensor
+    rows: Tensor
+    starts: Tensor
+    axis: int
+    limit: Dim
+
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis), self.rank == self.operand.rank == self.rows.rank == self.starts.rank)
+        _agree(self, *zip(self.shape, self.operand.shape, strict=True),
+               *((size, own) for axis, (size, own) in enumerate(zip(self.shape, self.rows.shape, strict=True))
+                 if axis != self.axis))
+
+
+@dataclass(frozen=True, eq=False)
+class Placed(Tensor):
+    """The operand as a part of a tensor, as a ``Part`` is, from places on that are read: ``starts`` as those of an
+    ``Update``."""
+
+    operand: Tensor
+    starts: Tensor
+    axis: int
+
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis), self.rank == self.operand.rank == self.starts.rank)
+
+
+@dataclass(frozen=True, eq=False)
 class Take(Tensor):
     """Along ``axis`` the coordinate is ``indices`` at this place (negative ones count from the end), the other
     axes read the operand at the same place.  ``indices`` has the shape of the result."""
@@ -426,6 +458,10 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
+        case Update():
+            return (tensor.operand, tensor.rows, tensor.starts)
+        case Placed():
+            return (tensor.operand, tensor.starts)
         case Recurrence():
             return tuple(getattr(tensor, name) for name in tensor.reads)
         case Window() if tensor.outside is not None:

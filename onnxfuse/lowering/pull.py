@@ -39,6 +39,7 @@ from onnxfuse.ir.tensors import (
     Slice,
     Take,
     Tensor,
+    Update,
     Window,
 )
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
@@ -46,7 +47,7 @@ from onnxfuse.lowering.index import Coordinates, Digit, IndexSpace
 from onnxfuse.refusal import Refusal
 
 NO_SCHEDULE = Refusal("no-schedule", "no schedule holds a contraction yet")
-"""Why a region with a matrix product or a convolution has no kernel."""
+"""Why a region with a matrix product or a convolution has no kernel, or one with a cache."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Puller:
                 return self._pool(tensor, at, conditions)
             case Contract():
                 return self._contract(tensor, at)
-        raise AssertionError(tensor)
+        raise Unlowerable(NO_SCHEDULE) if isinstance(tensor, Update) else AssertionError(tensor)
 
     def _map(self, tensor: Map, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
         pulled = [
@@ -367,15 +368,19 @@ class Puller:
         zero = self._share(Constant(INT64, True, 0))
         wide = self.apply("cast", INT64, index)
         wrapped = self.apply("where", INT64, self.apply("lt", 9, wide, zero), self.apply("add", INT64, wide, end), wide)
-        name = next((name for name, scalar in self.gathered.items() if scalar is wrapped), None)
-        if name is None:
-            name = f"@g{len(self.gathered)}"
-            self.gathered[name] = wrapped
-            self.space.base(name, size)
-        place = dim(0) if size == 1 else self.space.digit(name, dim(1), size)
+        place = self.gather(wrapped, size)
         inside = Condition(place, dim(0), size)
         moved = (*at[:tensor.axis], place, *at[tensor.axis + 1:])
         return self.element(tensor.operand, moved, (*conditions, inside))
+
+    def gather(self, index: Scalar, size: Dim) -> Dim:
+        """An index that is read from memory, as a loop variable under a size."""
+        name = next((name for name, scalar in self.gathered.items() if scalar is index), None)
+        if name is None:
+            name = f"@g{len(self.gathered)}"
+            self.gathered[name] = index
+            self.space.base(name, size)
+        return dim(0) if size == 1 else self.space.digit(name, dim(1), size)
 
     def _window(self, tensor: Window, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
         moved: list[Dim] = []

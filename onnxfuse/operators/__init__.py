@@ -9,7 +9,7 @@ making.py         from sizes, numbers or chance        products.py      matrix p
 recurrent.py      LSTM, GRU and plain layers
 convolutions.py   and pooling                          opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
-attending.py      what attention means as tensors
+attending.py      what attention means as tensors      grouped.py       over keys of the past
 microsoft.py      ONNX Runtime's own domain, and the canonical view's
 
 inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses
@@ -22,6 +22,7 @@ from onnxfuse.operators import (
     activations,
     convolutions,
     elementwise,
+    grouped,
     indexing,
     making,
     microsoft,
@@ -49,8 +50,8 @@ from onnxfuse.operators.record import (
 )
 
 __all__ = [
-    "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
-    "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
+    "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "grouped",
+    "indexing",    "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
     "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
     "recurrent", "reductions", "resizing", "sampling", "views",
 ]

@@ -35,7 +35,7 @@ PACKED_PAST = (4, 6)
 
 
 @dataclass(frozen=True)
-class _Heads:
+class Heads:
     """Attributes:
         queries, keys, values: with an axis for the heads, and for those of them that share keys; labels: of their axes.
         packed: whether heads lie side by side in the last axis.
@@ -57,7 +57,7 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
         raise context.refuse("no-lowering", "an Attention that also writes its keys or values has no kernel")
     heads = _heads(node, context)
     given = node.attributes.get("scale")
-    scaled = _scores(heads, None if given is None else float(given))
+    scaled = scores_of(heads, None if given is None else float(given))
     score, cap = scaled, number_attribute(node, "softcap", 0.0)
     if cap != 0:
         score = apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
@@ -66,7 +66,7 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     if masked is not score:  # a query that sees no key gives zeros
         largest = total("max_number", masked, (4,))
         power = apply("where", test("eq", largest, like(float("-inf"), largest)), like(0, power), power)
-    found: list[Tensor | None] = [_weighed(power, heads), *(None for _ in node.outputs[1:])]
+    found: list[Tensor | None] = [weighed(power, heads), *(None for _ in node.outputs[1:])]
     if len(node.outputs) > SCORES and node.outputs[SCORES] is not None:
         kept = _kept(node, context, (scaled, score, masked, power))
         batch, own, groups, *sizes = kept.shape
@@ -86,7 +86,7 @@ def _kept(node: Node, context: LoweringContext, stages: Sequence[Tensor]) -> Ten
     return stages[mode]
 
 
-def _scores(heads: _Heads, scale: float | None) -> Tensor:
+def scores_of(heads: Heads, scale: float | None) -> Tensor:
     """Queries by keys (batch, heads, heads that share keys, queries, keys), times a scale or by the root of a head's
     size."""
     q, k, _ = heads.labels
@@ -95,7 +95,7 @@ def _scores(heads: _Heads, scale: float | None) -> Tensor:
     return apply("mul", summed, by, dtype=summed.dtype, shape=summed.shape)
 
 
-def _weighed(power: Tensor, heads: _Heads) -> Tensor:
+def weighed(power: Tensor, heads: Heads) -> Tensor:
     """Values, summed up by what a softmax gives each."""
     made = contract((declare(power, heads.values.dtype), "bhgsk"), (heads.values, heads.labels[2]),
                     "bshgn" if heads.packed else "bhgsn")
@@ -141,8 +141,8 @@ def packed_attention(node: Node, context: LoweringContext) -> list[Tensor | None
         sides.append(Slice(made.dtype, (*made.shape[:2], width), made, (dim(0), dim(0), begin), (1, 1, 1)))
         begin += width
     count = dim(integer_attribute(node, "num_heads", 0))
-    heads = _Heads(_parted(sides[0], count, dim(1), context), _parted(sides[1], count, None, context),
-                   _parted(sides[2], count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+    heads = Heads(parted(sides[0], count, dim(1), context), parted(sides[1], count, None, context),
+                   parted(sides[2], count, None, context), ("bshgd", "bkhd", "bkhn"), True)
     return _attended(node, context, heads, optional(node, context, 5), optional(node, context, 3))
 
 
@@ -162,10 +162,10 @@ def _widths(node: Node, weights: Tensor, bias: Tensor | None, context: LoweringC
 
 
 def _attended(
-    node: Node, context: LoweringContext, heads: _Heads, bias: Tensor | None, mask: Tensor | None
+    node: Node, context: LoweringContext, heads: Heads, bias: Tensor | None, mask: Tensor | None
 ) -> list[Tensor | None]:
     """What the runtime's operators make of heads, with a bias of scores and a mask of keys."""
-    score = _scores(heads, number_attribute(node, "scale", 0.0) or None)
+    score = scores_of(heads, number_attribute(node, "scale", 0.0) or None)
     batch, _, _, length, count = score.shape
     if bias is not None:
         if not _spreads(bias.shape, (batch, score.shape[1], length, count)):
@@ -178,7 +178,7 @@ def _attended(
         score = apply("add", score, apply("where", seen, like(0, score), hidden), shape=score.shape)
     if integer_attribute(node, "unidirectional", 0):
         score = _causal(score, node, context)
-    return [_weighed(softmax(score, (4,)), heads), *(None for _ in node.outputs[1:])]
+    return [weighed(softmax(score, (4,)), heads), *(None for _ in node.outputs[1:])]
 
 
 def _seen(mask: Tensor, scores: Shape, node: Node, context: LoweringContext) -> Tensor:
@@ -201,7 +201,7 @@ def _seen(mask: Tensor, scores: Shape, node: Node, context: LoweringContext) -> 
     return seen if mask.shape == (batch,) else apply("and", seen, test("ge", key, places(batch)), dtype=BOOL)
 
 
-def _many_heads(node: Node, context: LoweringContext) -> _Heads:
+def _many_heads(node: Node, context: LoweringContext) -> Heads:
     """Heads of queries, keys and values side by side in the last axis, a bias of all three added; or of keys and values
     in an axis of their own."""
     count = dim(integer_attribute(node, "num_heads", 0))
@@ -225,9 +225,9 @@ def _many_heads(node: Node, context: LoweringContext) -> _Heads:
             begin += side.shape[-1]
         queries, keys, values = own
     if apart:
-        return _Heads(_parted(queries, count, dim(1), context), keys, values, ("bshgd", "bhkd", "bhkn"), True)
-    return _Heads(_parted(queries, count, dim(1), context), _parted(keys, count, None, context),
-                  _parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+        return Heads(parted(queries, count, dim(1), context), keys, values, ("bshgd", "bhkd", "bhkn"), True)
+    return Heads(parted(queries, count, dim(1), context), parted(keys, count, None, context),
+                  parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)
 
 
 def _spreads(sizes: Shape, wanted: Shape) -> bool:
@@ -242,7 +242,7 @@ def _unknown_mask(node: Node, context: LoweringContext) -> Exception:
         "give sizes that are the same one name")
 
 
-def _heads(node: Node, context: LoweringContext) -> _Heads:
+def _heads(node: Node, context: LoweringContext) -> Heads:
     queries, keys, values = (operand(node, context, place) for place in range(3))
     if not queries.rank == keys.rank == values.rank or queries.rank not in (3, 4):
         raise ValueError("queries, keys and values of other than three or four axes")
@@ -255,13 +255,13 @@ def _heads(node: Node, context: LoweringContext) -> _Heads:
         raise context.refuse("no-lowering", f"an Attention of {count} heads over {own} of keys has no kernel",
                              "state the numbers of heads")
     if packed:
-        return _Heads(_parted(queries, own, groups, context), _parted(keys, own, None, context),
-                      _parted(values, own, None, context), ("bshgd", "bkhd", "bkhn"), True)
+        return Heads(parted(queries, own, groups, context), parted(keys, own, None, context),
+                      parted(values, own, None, context), ("bshgd", "bkhd", "bkhn"), True)
     batch, _, length, depth = queries.shape
-    return _Heads(reshape(queries, (batch, own, groups, length, depth)), keys, values, ("bhgsd", "bhkd", "bhkn"), False)
+    return Heads(reshape(queries, (batch, own, groups, length, depth)), keys, values, ("bhgsd", "bhkd", "bhkn"), False)
 
 
-def _parted(tensor: Tensor, own: Dim, groups: Dim | None, context: LoweringContext) -> Tensor:
+def parted(tensor: Tensor, own: Dim, groups: Dim | None, context: LoweringContext) -> Tensor:
     """The last axis as heads, in groups where those share keys."""
     heads = (own,) if groups is None else (own, groups)
     size = tensor.shape[-1]

@@ -181,19 +181,6 @@ def multi_head_attention_types(context: TypeContext) -> list[Type]:
     return [Type(dtype, (query[0], query[1], width)), Type(dtype, keys), Type(dtype, values)]
 
 
-def group_query_attention_types(context: TypeContext) -> list[Type]:
-    query, dtype = context.shape(0), context.dtype()
-    if query is None:
-        return [Type(dtype)] * 3
-    heads, pairs = int(context.attribute("num_heads")), int(context.attribute("kv_num_heads"))
-    # Without keys of its own the first input packs queries, keys and values.
-    head = query[2] // heads if context.has(1) else query[2] // (heads + 2 * pairs)
-    result = [Type(dtype, (query[0], query[1], head * heads))]
-    for output in (1, 2):
-        result.append(Type(dtype, (query[0], dim(pairs), context.unknown(2, 4, output), head)))
-    return result
-
-
 def matmul_arithmetic(node: Node, sizes: Sizes) -> int | None:
     """2 m n k of a product whose first operand may be transposed."""
     out, left = elements(node.outputs[0], sizes), sizes_of(node.inputs[0], sizes)
@@ -299,8 +286,6 @@ define("Attention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, 
        arithmetic=_packed_attention_arithmetic, host=(), runtime=PLAIN)
 define("QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=None, arithmetic=uncounted,
        host=(), runtime=PLAIN)
-define("GroupQueryAttention", domain=MICROSOFT, kind=HEAVY, types=group_query_attention_types, lowering=None,
-       arithmetic=uncounted, host=(), runtime=PLAIN)
 define("LongformerAttention", domain=MICROSOFT, kind=HEAVY, types=same, lowering=None, arithmetic=uncounted, host=(),
        runtime=PLAIN)
 define("SparseAttention", "PackedAttention", "PackedMultiHeadAttention", "DecoderMaskedMultiHeadAttention",

@@ -135,7 +135,7 @@ def _runs_on_host(node: Node, values: set[Value], constants: set[Value]) -> bool
 def host_operands(node: Node) -> frozenset[int]:
     """Places of the operands that the provider's kernel reads in host memory."""
     found = operator_of(node)
-    return frozenset() if found is None or node.domain else found.host
+    return frozenset() if found is None else found.host
 
 
 def _is_small(value: Value) -> bool:

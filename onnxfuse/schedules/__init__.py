@@ -26,9 +26,10 @@ product_rows.py  products of whose results rows are reduced; product_rows_text.p
                two kernels
 gated.py       images scaled by products of their means; gated_text.py the text of these, gated_ahead.py depthwise
                convolutions that tell the sums of the means
-in_parts.py    what regions have in common of which parts have kernels of their own, as the three that follow
+in_parts.py    what regions have in common of which parts have kernels of their own, as the four that follow
 normed.py      products and attentions of operands that norms of their rows scale, as two kernels
 projected.py   attentions with the product of their operands
+cached.py      attentions over caches that they put new rows into
 sliced.py      products that write parts of one result, windows and copies beside them
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
@@ -49,6 +50,7 @@ from collections.abc import Iterable, Iterator
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
+from onnxfuse.schedules.cached import Cached
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.gated import Gated
@@ -76,9 +78,9 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Recurrent(), Sliced(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(), Projected(),
-        Attention(), Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS,
-        Pooling(), Pointwise(), Tiled())
+        Cached(), Recurrent(), Sliced(), Stencil(), StencilLast(), ProductNorms(), ProductRows(), Normed(), Gated(),
+        Projected(), Attention(), Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS,
+        _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -176,7 +176,10 @@ class AttentionText:
             rows, columns, row, column = columns, rows, column, row
         # What counts lines or columns of the tile is the tensor's own coordinate where that begins with it.
         line, at = (f"{name}_of_tile" if begin.get(name) else name for name in (row, column))
-        inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
+        ends = dict(self.extents)
+        if place == 2 and self.narrows and self.visible is not None and self.visible.is_read:
+            ends["k"] = self.end  # what has no weight may be no number behind it
+        inside = f"{row} < {ends[row]} && {column} < {ends[column]}"
         own = {name: [f"const idx {name} = {start}{name}_of_tile;"] if start else [] for name, start in begin.items()}
         body = [*own.get(row, ()), f"T* const to = {tile} + {self.at(rows, columns, line, at)};"]
         filled = computed(self._writer(access.lanes), access.scalar, inside)

@@ -4,9 +4,10 @@
     test  = k < e(m, b)       ─▶ no query of a block from ``first`` to ``last`` sees a key from max e on
 
 A comparison of places is one of two integer expressions over the places m and k of query and key, and sizes, that are
-linear.  What a score becomes where one fails is found by putting false in its place: however tests are joined with
-others, with masks that are read, or made to numbers that are added.  A comparison that decides nothing by itself, or
-is of something else, is computed like everything else.
+linear; in it may be a number of each batch that is read, where it is limited to between zero and a size, as that of the
+keys that a sequence has.  What a score becomes where one fails is found by putting false in its place: however tests
+are joined with others, with masks that are read, or made to numbers that are added.  A comparison that decides nothing
+by itself, or is of something else, is computed like everything else.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from onnx import helper
 
 from onnxfuse.graph.dims import Dim, symbol
-from onnxfuse.ir.scalars import BOOL, DOUBLE, FUNCTIONS, TYPES, Sort
+from onnxfuse.ir.scalars import BOOL, DOUBLE, FUNCTIONS, INT32, INT64, TYPES, Sort
 from onnxfuse.ir.tensors import Number
 from onnxfuse.lowering.index import Digit
 from onnxfuse.lowering.pull import Apply, Constant, Puller, Scalar, Select, affine
 from onnxfuse.schedules.kernel import walk
+from onnxfuse.schedules.lanes import Lanes
 
 LOWEST = -1e4
 """A finite number from which on down a mask's is one: far below every score that it is meant for."""
@@ -41,12 +43,14 @@ class Bound:
         index: over the query's place "@m", or one digit of it, the batch and sizes.
         digit: that digit, or the place as its own only one; None where all queries of a batch have one bound.
         rising: whether it grows with it.
+        read: whether a number that is read is in it.
     """
 
     index: Dim
     upper: bool
     digit: Digit | None
     rising: bool
+    read: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class Visible:
     bounds: tuple[Bound, ...]
     score: Scalar
     least: float | None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether keys that no query sees may lie behind what anybody has written: they may hold no numbers."""
+        return any(bound.upper and bound.read for bound in self.bounds)
 
     @property
     def is_growing(self) -> bool:
@@ -94,7 +103,7 @@ def visible_keys(score: Scalar, puller: Puller, exact: bool) -> Visible | None:
 
 def _bound(test: Apply, truth: bool, puller: Puller) -> Bound | None:
     """Which keys a query sees where a comparison is what it must be."""
-    left, right = map(affine, test.operands)
+    left, right = (_linear(operand, puller) for operand in test.operands)
     if left is None or right is None:
         return None
     key, difference = symbol("@k"), left - right
@@ -107,7 +116,8 @@ def _bound(test: Apply, truth: bool, puller: Puller) -> Bound | None:
         function = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}[function]
     index = rest + 1 if function in ("le", "gt") else rest
     found = _query(index, puller)
-    return None if found is None else Bound(index, function in ("lt", "le"), *found)
+    read = any(name in puller.gathered for name in index.symbols)
+    return None if found is None else Bound(index, function in ("lt", "le"), *found, read)
 
 
 def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
@@ -119,8 +129,9 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
             return None
         names = [name for name in Dim({monomial: 1}).symbols if space.is_variable(name)]
         found = [space.variable(name) for name in names]
-        if any(each is None or each.base not in ("@m", "@b") or name in space.derived or name in puller.gathered
-               for name, each in zip(names, found, strict=True)):
+        if any(each is None or name in space.derived or not (
+                _is_of_batch(puller.gathered[each.base], puller) if each.base in puller.gathered else
+                each.base in ("@m", "@b")) for name, each in zip(names, found, strict=True)):
             return None
         moving = [each for each in found if each is not None and each.base == "@m"]
         if moving and (digit is not None or len(names) > 1 or Dim({monomial: 1}) != symbol(names[0])):
@@ -128,6 +139,38 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
         if moving:
             digit, rising = moving[0], factor > 0
     return digit, rising
+
+
+def _linear(scalar: Scalar, puller: Puller) -> Dim | None:
+    """An integer expression as places and sizes, and numbers of each batch; None where it is more than sums of these.
+    """
+    known = affine(scalar)
+    if known is not None or not isinstance(scalar, Apply) or scalar.dtype not in (INT32, INT64):
+        return known
+    if scalar.function == "max" and _is_of_batch(scalar, puller):
+        most = _limit(scalar)
+        return None if most is None else puller.gather(scalar, most + 1)
+    if scalar.function not in ("add", "sub"):
+        return None
+    one, other = (_linear(operand, puller) for operand in scalar.operands)
+    if one is None or other is None:
+        return None
+    return one + other if scalar.function == "add" else one - other
+
+
+def _limit(scalar: Apply) -> Dim | None:
+    """A size that an integer is no more than, and 0, which it is no less than; None where it is not limited so."""
+    for inner, zero in (scalar.operands, scalar.operands[::-1]):
+        if isinstance(zero, Constant) and zero.number == 0 and isinstance(inner, Apply) and inner.function == "min":
+            most = next((found for each in inner.operands if (found := affine(each)) is not None), None)
+            if most is not None:
+                return most
+    return None
+
+
+def _is_of_batch(scalar: Scalar, puller: Puller) -> bool:
+    """Whether an expression is the same for all queries and keys of a batch."""
+    return not any(Lanes(puller.space, puller, base, "", 1).moves(scalar) for base in ("@m", "@k"))
 
 
 # ---- What a score is where a test's outcome is known. ----

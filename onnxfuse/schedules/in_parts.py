@@ -16,7 +16,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.headers import in_order
-from onnxfuse.schedules.kernel import Kernel
+from onnxfuse.schedules.kernel import Kernel, outputs_of
 from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.product_parts import refused
 from onnxfuse.schedules.rows import Rows
@@ -101,8 +101,8 @@ class Launches:
         """The whole region's, of a schedule's ``name``, with what else is to be said of it."""
         lowered = self.request.lowered
         checks = tuple(dict.fromkeys(check for each in self._kernels for check in each.plan.checks))
-        plan = replace(self._kernels[-1].plan, checks=checks, variants=tuple(dict.fromkeys(variants)),
-                       maps=tuple(self._maps), scratch=tuple(self.scratch))
+        plan = replace(self._kernels[-1].plan, checks=checks, outputs=outputs_of(lowered),
+                       variants=tuple(dict.fromkeys(variants)), maps=tuple(self._maps), scratch=tuple(self.scratch))
         code = Source(
             in_order({header for each in self._texts for header in each.headers}),
             f"{self.request.rule}: {', '.join(lowered.program.operators)}",

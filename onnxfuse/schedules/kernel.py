@@ -193,12 +193,14 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
         a, b = (expression(part, binding.symbols) for part in (left, right))
         named = [part.substitute(binding.names) for part in (left, right)]
         checks.append(Check(f"{a} {b} {operator}", f"{named[0]} {operator} {named[1]} does not hold between sizes"))
-    outputs = tuple(
-        Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
-        for tensor in lowered.program.outputs
-    )
     once = tuple(dict.fromkeys(variants))
-    return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, once)
+    return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs_of(lowered), once)
+
+
+def outputs_of(lowered: Lowered) -> tuple[Output, ...]:
+    """A region's outputs, as its plan has them."""
+    return tuple(Output(tensor.dtype, tuple(expression(size, lowered.binding.symbols) for size in tensor.shape))
+                 for tensor in lowered.program.outputs)
 
 
 def narrow_guards(lowered: Lowered, rows: bool = True) -> tuple[str, ...]:

@@ -18,10 +18,11 @@ from functools import reduce
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Part, Tensor
-from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.ir.tensors import Part, Placed, Tensor
+from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.placing import around
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
@@ -160,11 +161,9 @@ def _loops(lowered: Lowered, puller: Puller) -> list[Loop]:
         place = puller.space.base(base, total)
         own = tuple(index for index, shape in enumerate(shapes) if product(shape) == total)
         ats = [puller.space.delinear(place, shapes[index]) for index in own]
-        ats = [output.around(at) if isinstance(output := outputs[index], Part) else at
-               for index, at in zip(own, ats, strict=True)]
-        roots = tuple(puller.element(outputs[index], at) for index, at in zip(own, ats, strict=True))
-        places = tuple(puller.space.linear(at, outputs[index].shape) if isinstance(outputs[index], Part) else place
-                       for index, at in zip(own, ats, strict=True))
+        stored = [_stored(outputs[index], at, puller) for index, at in zip(own, ats, strict=True)]
+        roots = tuple(root for root, _ in stored)
+        places = tuple(place if there is None else there for _, there in stored)
         # An index read from memory may be another loop's: it does not move along this one.
         loads = tuple(moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "", 1)))
         dtypes = (*(outputs[index].dtype for index in own), *(load.dtype for load in loads))
@@ -174,7 +173,17 @@ def _loops(lowered: Lowered, puller: Puller) -> list[Loop]:
 
 def _computed(output: Tensor) -> Tensor:
     """What is computed of an output: the rest is somebody else's."""
-    return output.operand if isinstance(output, Part) else output
+    return output.operand if isinstance(output, Part | Placed) else output
+
+
+def _stored(output: Tensor, at: Coordinates, puller: Puller) -> tuple[Scalar, Dim | None]:
+    """What is stored at a place of what is computed of an output, and where in the whole; None where that is all."""
+    if isinstance(output, Placed):
+        return puller.element(output.operand, at), puller.space.linear(around(output, at, puller), output.shape)
+    if isinstance(output, Part):
+        at = output.around(at)
+        return puller.element(output, at), puller.space.linear(at, output.shape)
+    return puller.element(output, at), None
 
 
 def _storable(loops: Sequence[Loop], puller: Puller, most: int, planned: Mapping[str, int]) -> int:
