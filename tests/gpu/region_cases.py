@@ -238,6 +238,14 @@ WHOLE = {
           s = Concat<axis = 1>(o, q, n, g) y = Transpose<perm = [0,2,3,1]>(s) }""",
     "an attention with its projections": """g (T[2,197,96] x, T[96,288] w, T[288] b, int32[2,197] m) => (T[2,197,96] y)
         { y = com.microsoft.Attention<num_heads = 3>(x, w, b, m) }""",
+    "an attention over caches": """g (T[2,1,64] q, T[2,1,32] k, T[2,1,32] v, T[2,2,300,16] a, T[2,2,300,16] c,
+        int32[2] n, T[300,8] cos, T[300,8] sin) => (T[2,1,64] y, T[2,2,300,16] d, T[2,2,300,16] e) <int32 t = {280}>
+        { y, d, e = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2, do_rotary = 1>
+          (q, k, v, a, c, n, t, cos, sin) }""",
+    "an attention of a prompt behind a cache, in a window": """g (T[1,65,96] q, T[1,2,70,16] a, T[1,2,70,16] c,
+        int32[1] n) => (T[1,65,32] y, T[1,2,135,16] d, T[1,2,135,16] e) <int32 t = {135}>
+        { y, d, e = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 2, local_window_size = 40>
+          (q, , , a, c, n, t) }""",
     "squeeze and excite of float32, no vectors": """g (float[2,97,9,7] x, float[13,97] w, float[97,13] v)
         => (float[2,97,9,7] y) <int64[4] f = {0,-1,1,1}>
         { i = GlobalAveragePool(x) m = Flatten(i) p = Gemm<transB = 1>(m, w) a = Relu(p) q = Gemm<transB = 1>(a, v)
