@@ -24,6 +24,7 @@ from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
+from onnxfuse.schedules.attention_parts import OTHER
 from onnxfuse.schedules.in_parts import InParts, Launches, address_of, joined
 from onnxfuse.schedules.in_two import ProductDivided
 from onnxfuse.schedules.kernel import Kernel
@@ -99,7 +100,7 @@ class _Cached(InParts):
         """All launches one behind the other."""
         before = [each for update in self.updates for each in (update.operand, update.rows, update.starts)]
         if any(isinstance(each, Contract | Reduce | Update) for each in postorder(tuple(before))) or not self.late:
-            return Refusal("attention-structure", "what is put into a cache is computed of sums, or nothing else is")
+            return Refusal(OTHER, "what is put into a cache is computed of sums, or nothing else is")
         choice = self.request.choice
         copies = self.made((POINTWISE,), self._of(*(each.operand for each in self.updates)))
         placed = self.made((POINTWISE,), self._of(*(
