@@ -130,10 +130,10 @@ def timing(subject: Subject) -> Iterator[Callable[[Kernel | None], float]]:
         KernelError: there is no GPU, or a kernel does not run.
     """
     from onnxfuse import tuning
-    from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
+    from onnxfuse.tuning.models import bound_names, feeds_of, kernel_model, runtime_model, weights_of
 
     body = runtime_model(subject)
-    with tuning.find_timer().bench(feeds_of(body, subject), weights_of(body)) as bench:
+    with tuning.find_timer().bench(feeds_of(body, subject), weights_of(body), bound_names(subject)) as bench:
         def time_of(kernel: Kernel | None) -> float:
             model = body if kernel is None else kernel_model(body, subject, kernel)
             return bench.time(model, fused=kernel is not None).microseconds

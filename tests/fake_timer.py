@@ -52,6 +52,7 @@ class FakeTimer:
     compiled: list[KernelSource] = field(default_factory=list)
     interrupt_after: int | None = None
     feeds: dict[str, Array] = field(default_factory=dict)
+    bound: dict[str, str] = field(default_factory=dict)
     living: bool = True
     provider_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,8 +60,9 @@ class FakeTimer:
         self.compiled += kernels
 
     @contextlib.contextmanager
-    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> Iterator[FakeTimer]:
-        self.feeds = dict(feeds)
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None,
+              bound: Mapping[str, str] | None = None) -> Iterator[FakeTimer]:
+        self.feeds, self.bound = dict(feeds), dict(bound or {})
         yield self
 
     def alive(self) -> bool:

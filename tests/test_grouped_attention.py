@@ -5,6 +5,8 @@ in the emulator, caches in the past's memory or apart from it, in the planner, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +251,28 @@ def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_p
     fused = made.rewritten.model
     back = unfuse(fused)
     assert back.graph == layer.graph and list(back.opset_import) == list(layer.opset_import)
+
+
+@pytest.mark.parametrize(("room", "bound"), [(64, True), (32, True), (16, False)])
+def test_it_is_measured_as_callers_bind_it(room: int, bound: bool, tmp_path: Path) -> None:
+    """Caches that are as large before as behind are one memory; each sequence is as long as it can be."""
+    layer, benches = parse(text("rotated", "float16")), []
+    del layer.opset_import[2:]
+
+    class Timer(FakeTimer):
+        def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None,
+                  bound: Mapping[str, str] | None = None) -> AbstractContextManager[FakeTimer]:
+            benches.append((feeds, bound))
+            return super().bench(feeds, weights, bound)
+
+    timer = Timer(lambda name: 50.0 if name == RUNTIME else 5.0)
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(layer, timer, kept, TuneOptions(dims={"B": 1, "S": 16, "P": room, "L": 32, "M": 64}))
+    feeds, names = benches[0]
+    assert bool(names) == bound and all(feeds[own].shape == (1, 2, room, 16) for own in names.values())
+    assert [array.tolist() for name, array in feeds.items() if name.startswith("x") and array.dtype == np.int32] == [[31]]
+    first = {name.split("_pointwise")[0] for name in timer.timed if name != RUNTIME}
+    assert first == {"of_new" if bound else "of_past"}
 
 
 def test_sizes_have_room_for_what_is_new() -> None:

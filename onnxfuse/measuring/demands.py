@@ -117,8 +117,8 @@ def _rotary(asked: _Asked) -> _Demands:
 def _cached(asked: _Asked) -> _Demands:
     """Grouped attention with what came before: the last place of each sequence, and how many tokens there are then."""
     total = asked.operand(6)
-    known = None if total is None else asked.facts.known(total)
-    if known is not None:
+    known = None if total is None else asked.analysis.of(total)
+    if known is not None and known.low == known.high:
         return {5: Interval(known.low - 1, known.high - 1)}
     past, fresh = asked.size(3, 2) if asked.operand(3) is not None else 0, asked.size(0, 1)
     if past is None or not fresh:

@@ -91,6 +91,7 @@ class Runner:
         options: Mapping[str, str],
         *,
         fused: bool,
+        together: Mapping[str, str] | None = None,
     ) -> None:
         """Create the session and run it once.
 
@@ -98,13 +99,14 @@ class Runner:
             path: the model; ``fused``: whether its fused nodes run as kernels.
             inputs: arrays, or where they lie on the device.
             options: of the CUDA provider.
+            together: outputs that are written to the memory of an input, by its name; of the same type and sizes.
 
         Raises:
             ModelError: ONNX Runtime refuses the model or the inputs.
             OnnxfuseError: the kernels cannot be had.
         """
         self.path = str(path)
-        self._machine = machine
+        self._machine, self._together = machine, together or {}
         self.session, self.creation_seconds, self.uncaptured = _session(self.path, machine, options, fused=fused)
         self._memory = machine.memory()
         self.outputs = [output.name for output in self.session.get_outputs()]
@@ -151,19 +153,23 @@ class Runner:
             outputs: another binding, whose outputs are written; by default the first run allocates new ones.
             run: whether it is run once.
         """
-        binding = self.session.io_binding()
+        binding, device = self.session.io_binding(), (self._machine.kind, self._machine.ordinal)
+        laid: dict[str, tuple[Any, ...]] = {}
         for name, array in inputs.items():
             placed = array if isinstance(array, Placed) else self._placed(array)
-            binding.bind_input(name, self._machine.kind, self._machine.ordinal,
-                               helper.np_dtype_to_tensor_dtype(placed.dtype), placed.shape, placed.address)
+            laid[name] = helper.np_dtype_to_tensor_dtype(placed.dtype), placed.shape, placed.address
+            binding.bind_input(name, *device, *laid[name])
+        own = {name: laid[given] for name, given in self._together.items() if given in laid and name in self.outputs}
         if outputs is None:
             for name in self.outputs:
-                binding.bind_output(name, self._machine.kind, self._machine.ordinal)
+                binding.bind_output(name, *device, *own.get(name, ()))
             self.session.run_with_iobinding(binding)
             outputs = binding
         values = outputs.get_outputs()
         for name, value in zip(self.outputs, values, strict=True):
-            if value.is_tensor():
+            if name in own:
+                binding.bind_output(name, *device, *own[name])
+            elif value.is_tensor():
                 binding.bind_ortvalue_output(name, value)
         if run:
             self.session.run_with_iobinding(binding)

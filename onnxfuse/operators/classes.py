@@ -119,6 +119,11 @@ def projects(node: Node) -> bool:
     return node.domain == MICROSOFT and node.op == "Attention"
 
 
+def caches(node: Node) -> dict[int, int]:
+    """Places of a node's outputs that are caches, with those of the operands to whose memory callers bind them."""
+    return {1: 3, 2: 4} if node.domain == MICROSOFT and node.op == "GroupQueryAttention" else {}
+
+
 def slides(node: Node) -> bool:
     """Whether a node is a depthwise convolution: each channel of its result sums over one of several channels."""
     if node.op != "Conv" or node.domain or len(node.inputs) < 2 or node.inputs[1] is None:

@@ -22,6 +22,7 @@ from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify, is_contraction
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.broadcasts import cached_seconds
+from onnxfuse.planning.caches import addresses_of
 from onnxfuse.planning.dequantised import product_type
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
@@ -411,7 +412,8 @@ class CostModel:
         known = [each for each in contents if each is not None]
         if shapes is None or len(known) < len(contents):
             return None
-        situation = Situation(shapes, known, sm=profile.sm, multiprocessors=profile.multiprocessors)
+        places = addresses_of(region, sizes)
+        situation = Situation(shapes, known, *places, profile.sm, profile.multiprocessors)
         try:
             situation.bind(region.kernel.plan)
         except ValueError:

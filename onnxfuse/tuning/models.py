@@ -20,7 +20,9 @@ from onnxfuse.graph.model import Value
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
-from onnxfuse.measuring.ranges import INDICES, index_bound
+from onnxfuse.measuring.intervals import Interval, interval_of
+from onnxfuse.measuring.ranges import INDICES, find_ranges, index_bound
+from onnxfuse.planning.caches import bound_together
 from onnxfuse.region import decides_sizes
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel
@@ -91,20 +93,34 @@ def feeds_of(body: onnx.ModelProto, subject: Subject, seed: int = 0) -> dict[str
     generator = np.random.default_rng(seed)
     values = build_graph(body).values
     feeds: dict[str, Array] = {}
-    for info in body.graph.input:
+    told: dict[Value, Interval] = {}
+    hosts = {f"h{place}": host for place, host in enumerate(subject.fusion.hosts) if decides_sizes(host)}
+    for info in sorted(body.graph.input, key=lambda info: info.name not in hosts):
         kind = info.type.tensor_type
         shape = tuple(size.dim_value for size in kind.shape.dim)
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        host = subject.fusion.hosts[int(info.name[1:])] if info.name.startswith("h") else None
-        if host is not None and decides_sizes(host):
-            elements = host.elements or ()
-            feeds[info.name] = np.array([size.evaluate(subject.sizes) for size in elements], dtype).reshape(shape)
+        if info.name in hosts:
+            elements = hosts[info.name].elements or ()
+            array = np.array([size.evaluate(subject.sizes) for size in elements], dtype).reshape(shape)
+            if (known := interval_of(array)) is not None:
+                told[values[info.name]] = known
         else:
-            feeds[info.name] = _drawn(values[info.name], shape, dtype, generator)
+            array = _drawn(values[info.name], shape, dtype, (generator, told))
+        feeds[info.name] = array
     return feeds
 
 
-def _drawn(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], generator: np.random.Generator) -> Array:
+def bound_names(subject: Subject) -> dict[str, str]:
+    """Outputs of its models that are to lie in the memory of an input, as the model's caller binds them."""
+    return {f"y{output}": f"x{place}" for output, place in bound_together(subject.fusion, subject.sizes).items()}
+
+
+def _drawn(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any],
+           by: tuple[np.random.Generator, Mapping[Value, Interval]]) -> Array:
+    """Numbers for an input, drawn ``by`` a generator, beside what is known of other inputs."""
+    generator, told = by
+    if dtype.kind in "iu" and (only := find_ranges([value], {}, told).intervals[value]).low == only.high:
+        return np.full(shape, only.low, dtype)  # as lengths of sequences are, which take time
     count = int(np.prod(shape, dtype=np.int64))
     few = min(count, DRAWN)
     if value.dtype == TensorProto.BOOL:

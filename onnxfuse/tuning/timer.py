@@ -82,9 +82,10 @@ class Timer(Protocol):
         yet."""
         ...
 
-    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> (
-            AbstractContextManager[Bench]):
-        """A bench with these inputs; ``weights`` are the same in every run, as a model's own are."""
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None,
+              bound: Mapping[str, str] | None = None) -> AbstractContextManager[Bench]:
+        """A bench with these inputs; ``weights`` are the same in every run, as a model's own are; outputs that are
+        ``bound`` are written to the memory of the input beside them."""
         ...
 
     def alive(self) -> bool:
@@ -108,11 +109,14 @@ class GpuTimer:
             default_compiler().images(kernels, self._architecture)
 
     @contextlib.contextmanager
-    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> Iterator[Bench]:
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None,
+              bound: Mapping[str, str] | None = None) -> Iterator[Bench]:
         """See ``Timer``."""
         with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
             path = Path(folder) / "model.onnx"
-            yield _GpuBench(self._machine, self._gpu, feeds, weights or {}, path, self.provider_options)
+            bench = _GpuBench(self._machine, self._gpu, feeds, weights or {}, path, self.provider_options)
+            bench.bound = bound or {}
+            yield bench
         gc.collect()
 
     def alive(self) -> bool:
@@ -131,6 +135,7 @@ class _GpuBench:
                  path: Path, options: Mapping[str, str] = MappingProxyType({})) -> None:
         """``path``: a file for models; ``options``: of the CUDA provider."""
         self._machine, self._gpu, self._path, self._options = machine, gpu, path, options
+        self.bound: Mapping[str, str] = {}
         self._memory = machine.memory()
         size = sum(array.nbytes for array in feeds.values())
         count = sets_of(size, gpu.l2_bytes)
@@ -168,7 +173,7 @@ class _GpuBench:
         sets = len(self._sets)
         runs = max(CYCLES, math.ceil(RUNS / sets)) * sets
         with KernelTimer(self._gpu.synchronise) as timer:
-            runner = Runner(self._path, self._machine, first, self._options, fused=fused)
+            runner = Runner(self._path, self._machine, first, self._options, fused=fused, together=self.bound)
             bindings = [runner.binding, *(runner.bind(each, runner.binding, run=False) for each in others)]
             timer.lap()
             for run in range(runs):

@@ -19,7 +19,7 @@ from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.schedules import SCHEDULES, Kernel, alone, parse_choice, words
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.tuning.ahead import Ahead
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
+from onnxfuse.tuning.models import bound_names, feeds_of, kernel_model, runtime_model, weights_of
 from onnxfuse.tuning.order import FIRST, Known, urgency
 from onnxfuse.tuning.samples import disagreement
 from onnxfuse.tuning.subjects import Subject, labels_of
@@ -183,7 +183,7 @@ class Work:
         names = state.next
         body = state.body = state.body or runtime_model(state.subject)
         feeds = feeds_of(body, state.subject)
-        with self._timer.bench(feeds, weights_of(body)) as bench:
+        with self._timer.bench(feeds, weights_of(body), bound_names(state.subject)) as bench:
             if DEFAULT in state.rows and names != [RUNTIME]:
                 names = [DEFAULT, *names] if state.right is None else names
             for name in names:
