@@ -212,6 +212,14 @@ def test_what_has_no_kernel(attributes: str, operands: str, what: str) -> None:
     assert found.message == f"a GroupQueryAttention with {what} has no kernel" and found.remedy
 
 
+def test_a_window_that_the_runtime_counts_otherwise_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 1.24 a query may have seen as many keys before its own."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.22.1")
+    found = refused(text("a window", "float16"))
+    assert found.message == "a GroupQueryAttention with a window, in which ONNX Runtime sees one key more before 1.24, has no kernel"
+    make(text("rotated", "float16"))
+
+
 def test_a_length_that_nobody_computes_has_no_kernel() -> None:
     found = refused(text("plain", "float16").replace("int64[B,L] mask", "int32 t").replace("s = Shape<start = 1, end = 2>(mask) t = Cast<to = 6>(s) ", ""))
     assert found.message == "a GroupQueryAttention whose total length 't' is not computed from sizes has no kernel"

@@ -13,6 +13,8 @@ prompt that is shorter than others the queries behind its end see what stands th
 
 from __future__ import annotations
 
+import re
+
 from onnxfuse.graph.context import Type, TypeContext
 from onnxfuse.graph.dims import Dim, dim, maximum
 from onnxfuse.graph.model import Node, Shape
@@ -98,6 +100,8 @@ def _refuse(node: Node, context: LoweringContext) -> None:
         named.append("scores as a result")
     if not all(place < len(node.inputs) and node.inputs[place] is not None for place in PAST):
         named.append("no caches of the past")
+    if integer_attribute(node, "local_window_size", -1) > 0 and not _counts_itself():
+        named.append("a window, in which ONNX Runtime sees one key more before 1.24,")
     if named:
         raise context.refuse("no-lowering", f"a GroupQueryAttention with {named[0]} has no kernel",
                              "leave it to ONNX Runtime's")
@@ -105,6 +109,15 @@ def _refuse(node: Node, context: LoweringContext) -> None:
         raise context.refuse(
             "unknown-sizes", f"a GroupQueryAttention whose total length '{value.name}' is not computed from sizes has "
             "no kernel", "compute it from the shape of an attention mask, as exporters do")
+
+
+def _counts_itself() -> bool:
+    """Whether the ONNX Runtime here counts a query's own key among those of a window, as all do by 1.24 (ONNX Runtime,
+    pull request 25927)."""
+    import onnxruntime
+
+    release = re.match(r"(\d+)\.(\d+)", str(onnxruntime.__version__))
+    return release is not None and (int(release[1]), int(release[2])) >= (1, 24)
 
 
 def _sides(node: Node, context: LoweringContext) -> tuple[Tensor, Tensor, Tensor]:
