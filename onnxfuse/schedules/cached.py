@@ -148,26 +148,31 @@ class _Cached(InParts):
 
     def _kept(self, variant: Variant) -> Variant:
         """The same for where all that is not new lies where it is to be."""
+        kept = self._all_rows([each.rows for each in self.updates])
+        sources = [_source(each.operand) for each in self.updates]
+        found = [each for each in sources if each is not None]
+        if len(found) == len(sources) and all(pointer.startswith("o") for pointer in self.pointers):
+            same = (f"i{source.index}.at {pointer}.at ==" for source, pointer in zip(found, self.pointers, strict=True))
+            kept = f"{kept} {_all([*same, self._all_rows(found)])} or"
+        return replace(variant, name=f"{variant.name}; the past in its place", guards=(*variant.guards, kept))
+
+    def _all_rows(self, tensors: Sequence[Tensor]) -> str:
+        """Whether tensors have as many rows as the caches."""
         symbols = self.request.lowered.binding.symbols
-        tests = [f"{expression(each.shape[each.axis], symbols)} {expression(each.rows.shape[each.axis], symbols)} =="
-                 for each in self.updates]
-        places = [_source(each.operand) for each in self.updates]
-        whole = _all(list(dict.fromkeys(tests)))
-        if None not in places and all(pointer.startswith("o") for pointer in self.pointers):
-            same = _all([f"{source}.at {pointer}.at ==" for source, pointer in zip(places, self.pointers, strict=True)])
-            whole = f"{whole} {same} or"
-        return replace(variant, name=f"{variant.name}; the past in its place", guards=(*variant.guards, whole))
+        sizes = ((own.shape[each.axis], each.shape[each.axis])
+                 for own, each in zip(tensors, self.updates, strict=True))
+        return _all([f"{expression(own, symbols)} {expression(whole, symbols)} ==" for own, whole in sizes])
 
 
 def _all(tests: Sequence[str]) -> str:
     """Whether all of them hold."""
-    return reduce(lambda one, other: f"{one} {other} and", tests)
+    return reduce(lambda one, other: f"{one} {other} and", dict.fromkeys(tests))
 
 
-def _source(past: Tensor) -> str | None:
+def _source(past: Tensor) -> Input | None:
     """What a cache is in memory before, perhaps shorter; None where it is computed."""
     first = past.operands[0] if isinstance(past, Concat) else past
-    return f"i{first.index}" if isinstance(first, Input) else None
+    return first if isinstance(first, Input) else None
 
 
 def _renamed(pointers: Sequence[str]) -> dict[str, str]:
