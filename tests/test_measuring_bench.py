@@ -230,3 +230,25 @@ def test_memory_that_cannot_be_counted_is_said(models, gpu, monkeypatch):
 def test_the_machine_at_hand_has_a_name():
     machine = find_machine()
     assert machine.name and (machine.gpu is None) == (machine.provider == CPU)
+
+
+def test_an_output_is_written_to_the_memory_of_an_input(tmp_path) -> None:
+    """As callers bind caches: each run goes on with what the one before left."""
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3] x) => (float[3] y, float[3] z) <float one = {1.0}> { y = Add(x, one) z = Neg(x) }"""), path)
+    cpu = Machine("CPU", CPU, "cpu")
+
+    def given() -> dict[str, np.ndarray]:
+        return {"x": np.arange(3, dtype=np.float32)}
+
+    made = runner.Runner(path, cpu, given(), {}, fused=False, together={"y": "x"})
+    before = made.results()["y"].copy()
+    made.run()
+    np.testing.assert_array_equal(made.results()["y"], before + 1)
+    second = made.bind(given(), made.binding)  # whose memory is its own
+    made.timed(second)
+    np.testing.assert_array_equal(second.get_outputs()[0].numpy(), np.arange(3) + 2)
+    other = runner.Runner(path, cpu, given(), {}, fused=False)
+    other.run()
+    np.testing.assert_array_equal(other.results()["y"], np.arange(3) + 1)

@@ -159,10 +159,10 @@ class Runner:
             placed = array if isinstance(array, Placed) else self._placed(array)
             laid[name] = helper.np_dtype_to_tensor_dtype(placed.dtype), placed.shape, placed.address
             binding.bind_input(name, *device, *laid[name])
-        own = {name: laid[given] for name, given in self._together.items() if given in laid and name in self.outputs}
+        own = {name: laid[given] for name, given in self._together.items() if given in laid}
         if outputs is None:
             for name in self.outputs:
-                binding.bind_output(name, *device, *own.get(name, ()))
+                binding.bind_output(name, *device)
             self.session.run_with_iobinding(binding)
             outputs = binding
         values = outputs.get_outputs()
