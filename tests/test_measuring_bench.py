@@ -252,3 +252,17 @@ def test_an_output_is_written_to_the_memory_of_an_input(tmp_path) -> None:
     other = runner.Runner(path, cpu, given(), {}, fused=False)
     other.run()
     np.testing.assert_array_equal(other.results()["y"], np.arange(3) + 1)
+
+
+@pytest.mark.parametrize(("past", "bound"), [(8, {"d": "a", "e": "c"}), (4, {})])
+def test_caches_are_bound_to_the_past(past: int, bound: dict[str, str], cpu, tmp_path, monkeypatch) -> None:
+    """Where they are as large behind as before."""
+    path, given, real = tmp_path / "model.onnx", [], MODULE.Runner
+    onnx.save(parser.parse_model("""<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+        g (float[B,4,64] q, float[B,1,P,16] a, float[B,1,P,16] c, int32[B] n, int64[B,L] mask)
+        => (float[B,4,32] y, float[B,1,T,16] d, float[B,1,T,16] e)
+        { s = Shape<start = 1, end = 2>(mask) t = Cast<to = 6>(s)
+          y, d, e = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(q, , , a, c, n, t) }"""), path)
+    monkeypatch.setattr(MODULE, "Runner", lambda *others, **named: given.append(named) or real(*others, **named))
+    bench(path, dims={"B": 1, "P": past, "L": 8}, runs=1, memory=False)
+    assert [dict(named["together"]) for named in given] == [bound]

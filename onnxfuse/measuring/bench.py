@@ -143,7 +143,7 @@ class _Setting:
         return runners
 
     def _runners(self, paths: Sequence[str | Path]) -> list[Runner]:
-        return [Runner(path, self.machine, self.feeds, self.options, fused=place == 1)
+        return [Runner(path, self.machine, self.feeds, self.options, fused=place == 1, together=self.made.together)
                 for place, path in enumerate(paths)]
 
     def activities(self, runners: Sequence[Runner], count: int) -> list[Laps]:
@@ -192,7 +192,8 @@ class _Setting:
         assert self.machine.gpu is not None
         meter = MemoryMeter(self.machine.gpu)
         try:
-            runner = Runner(path, self.machine, self.feeds, {**options, **meter.options}, fused=fused)
+            runner = Runner(path, self.machine, self.feeds, {**options, **meter.options}, fused=fused,
+                            together=self.made.together)
             self.machine.gpu.synchronise()
             del runner
             gc.collect()

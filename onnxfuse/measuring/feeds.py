@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxfuse.graph.binding import batch_of, bound, check_sizes
 from onnxfuse.measuring.inputs import make_inputs, sizes_of
 from onnxfuse.operators import load_graph
+from onnxfuse.operators.classes import caches
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Feeds:
         arrays: by input name.
         dims: sizes of the inputs' symbolic dimensions; items: how many the run computes, None where that is not known.
         notes: on sizes that nobody gave.
+        together: outputs that callers bind to the memory of an input, as caches are, with that.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     dims: Mapping[str, int]
     items: int | None
     notes: tuple[str, ...]
+    together: Mapping[str, str]
 
 
 def make_feeds(
@@ -46,4 +49,5 @@ def make_feeds(
     given = sizes_of(graph, inputs) if inputs else dims
     notes = check_sizes(graph, {**assumed.sizes, **known}, given, shown)
     batch = batch_of(graph)
-    return Feeds(arrays, known, known.get(batch or ""), (*assumed.notes, *notes))
+    together = {behind.name: before.name for behind, before in caches(graph.nodes, known).items()}
+    return Feeds(arrays, known, known.get(batch or ""), (*assumed.notes, *notes), together)

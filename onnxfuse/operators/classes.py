@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.ir.scalars import FLOAT as FLOAT
 from onnxfuse.ir.scalars import INT8 as INT8
 from onnxfuse.ir.scalars import NARROW as NARROW
@@ -119,9 +122,20 @@ def projects(node: Node) -> bool:
     return node.domain == MICROSOFT and node.op == "Attention"
 
 
-def caches(node: Node) -> dict[int, int]:
-    """Places of a node's outputs that are caches, with those of the operands to whose memory callers bind them."""
-    return {1: 3, 2: 4} if node.domain == MICROSOFT and node.op == "GroupQueryAttention" else {}
+def caches(nodes: Iterable[Node], sizes: Sizes) -> dict[Value, Value]:
+    """Outputs of a model that callers bind to the memory of an input, with that: caches that some nodes put rows into
+    and that are as large behind as before at these sizes."""
+    found: dict[Value, Value] = {}
+    for node in nodes:
+        keeps = node.domain == MICROSOFT and node.op == "GroupQueryAttention" and node.body is None
+        for operand, result in ((3, 1), (4, 2)) if keeps and len(node.inputs) > 4 and len(node.outputs) > 2 else ():
+            before, behind = node.inputs[operand], node.outputs[result]
+            if before is None or behind is None or not before.is_input or not behind.is_output:
+                continue
+            shape = shape_of(before, sizes)
+            if shape is not None and shape == shape_of(behind, sizes):
+                found[behind] = before
+    return found
 
 
 def slides(node: Node) -> bool:
