@@ -25,6 +25,7 @@ import onnxfuse
 from onnxfuse.errors import ModelError
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.rewriting import unfuse
 from onnxfuse.schedules import parse_choice
 from onnxfuse.tuning import TuneOptions, tune
@@ -248,7 +249,8 @@ def test_the_runtimes_own_kernel_is_replaced_where_that_was_measured_alone(tmp_p
     del layer.opset_import[2:]
     made = planned(layer, dims=DIMS)
     assert "cached" not in {fusion.kernel.schedule for fusion in made.plan.fusions}
-    assert "unmeasured" in {refusal.code for refusal in made.refusals}
+    (refusal,) = {refusal.message for refusal in made.refusals if refusal.code == "unmeasured"}
+    assert refusal.startswith("what is put into caches and the attention over them could be kernels of a node; how fast they are")
     made = measured(layer, tmp_path)
     (fusion,) = [fusion for fusion in made.plan.fusions if fusion.kernel.schedule == "cached"]
     assert [node.op for node in fusion.view] == ["GroupQueryAttention"] and [value.name for value in fusion.hosts] == ["t"]
@@ -290,6 +292,15 @@ def test_sizes_have_room_for_what_is_new() -> None:
         planned(layer, dims={**DIMS, "L": 40})
     assumed = planned(layer).ledger.sizes
     assert assumed["S"] <= assumed["L"] <= min(assumed["P"] + assumed["S"], 256)  # which tables have
+
+
+def test_what_the_runtime_takes_is_foreseen_as_its_kernels_are() -> None:
+    """One that rotates and puts into caches, and an attention, where it would be one launch."""
+    made = planned(parse(LAYER), target="H100", dims=DIMS)
+    node = next(node for node in made.ledger.graph.nodes if node.op == "GroupQueryAttention")
+    foreseen = made.costs.group_seconds(frozenset([node]))
+    alone = CostModel(made.ledger, made.profile).group_seconds(frozenset([node]))
+    assert foreseen - alone > 0.9e-6 * made.profile.floor_us and not made.costs.is_learned(node)
 
 
 def test_what_would_give_a_node_a_kernel_is_told() -> None:

@@ -122,13 +122,18 @@ def projects(node: Node) -> bool:
     return node.domain == MICROSOFT and node.op == "Attention"
 
 
+def keeps_caches(node: Node) -> bool:
+    """Whether a node is an attention that puts new keys and values into caches."""
+    return node.domain == MICROSOFT and node.op == "GroupQueryAttention"
+
+
 def caches(nodes: Iterable[Node], sizes: Sizes) -> dict[Value, Value]:
     """Outputs of a model that callers bind to the memory of an input, with that: caches that some nodes put rows into
     and that are as large behind as before at these sizes."""
     found: dict[Value, Value] = {}
     for node in nodes:
-        keeps = node.domain == MICROSOFT and node.op == "GroupQueryAttention" and node.body is None
-        for operand, result in ((3, 1), (4, 2)) if keeps and len(node.inputs) > 4 and len(node.outputs) > 2 else ():
+        whole = keeps_caches(node) and node.body is None and len(node.inputs) > 4 and len(node.outputs) > 2
+        for operand, result in ((3, 1), (4, 2)) if whole else ():
             before, behind = node.inputs[operand], node.outputs[result]
             if before is None or behind is None or not before.is_input or not behind.is_output:
                 continue

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import QUANTIZE, multiplied, projects
+from onnxfuse.operators.classes import QUANTIZE, keeps_caches, multiplied, projects
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
@@ -36,6 +36,12 @@ STAGE = "attention"
 
 MOST_BETWEEN = 64
 """Nodes that are looked at behind a product's operand: masks that are computed at length stay outside."""
+
+_IN_SEVERAL = (
+    (projects, "the product of an attention's operands and the attention could be two kernels; how fast they are"),
+    (keeps_caches, "what is put into caches and the attention over them could be kernels of a node; how fast they are"),
+)
+"""What operators that are attentions, and more, could be."""
 
 Costed = tuple[Region, RegionCost]
 """A region with its kernel, and the cost to choose it by."""
@@ -281,9 +287,8 @@ def _costed(region: Region, pool: CandidatePool, context: Context) -> Costed | R
         return foreseen
     if _rate(pool) is None or attends or made.kernel.rounds:
         name = pool.maker.costs.profile.name
-        what = ("the product of an attention's operands and the attention could be two kernels; how fast they are"
-                if any(map(projects, made.view)) else
-                "two products with a softmax between them could be one kernel; how fast it is")
+        what = next((words for test, words in _IN_SEVERAL if any(map(test, made.view))),
+                    "two products with a softmax between them could be one kernel; how fast it is")
         return Refusal(
             UNMEASURED,
             f"{what} on {name} was not measured, and products are fused only where that is known to be faster",

@@ -34,6 +34,7 @@ from onnxfuse.operators.classes import (
     is_in_groups,
     is_narrow,
     is_transposed_convolution,
+    keeps_caches,
     multiplied,
     projects,
     recurs,
@@ -271,3 +272,17 @@ def projected_seconds(node: Node, costs: CostModel) -> float | None:
     product = kernel_time(read, made, flops, profile, peak)
     attended = kernel_time(made, written, counted.flops - flops, profile, peak)
     return product + kernel_time(made, made, 0, profile) + attended
+
+
+def cached_seconds(node: Node, costs: CostModel) -> float | None:
+    """Seconds of one run of an attention over caches, at the least: a kernel that rotates queries and keys and puts
+    what is new into the caches, and the attention.  None of others, and where sizes are not known."""
+    values = [value for value in node.inputs[:3] if value is not None] if keeps_caches(node) else []
+    shapes, profile = shapes_of(values, costs.ledger.sizes), costs.profile
+    if not values or shapes is None:
+        return None
+    counted, dtype = costs.ledger.node(node), values[0].dtype
+    new = TYPES[dtype or FLOAT].size * sum(map(prod, shapes))
+    reads, writes = sum(counted.reads.values()), sum(counted.writes.values())
+    attended = kernel_time(reads, writes, counted.flops, profile, product_peak(dtype, profile))
+    return kernel_time(new, new, 0, profile) + attended

@@ -29,6 +29,7 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.library import (
     LIBRARY,
     batched_seconds,
+    cached_seconds,
     convolution_seconds,
     has_few_channels,
     is_dense,
@@ -61,8 +62,9 @@ def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) 
         return
     for node in facts:
         for own in node.originals if foreseen else ():
-            if (seconds := projected_seconds(own, costs)) is not None:
-                costs.learn(own, seconds, measured=False)
+            for known in (projected_seconds, cached_seconds):
+                if (seconds := known(own, costs)) is not None:
+                    costs.learn(own, seconds, measured=False)
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
         if not isinstance(made, Region):
             continue
