@@ -221,6 +221,21 @@ def test_a_window_that_the_runtime_counts_otherwise_has_no_kernel(monkeypatch: p
     make(text("rotated", "float16"))
 
 
+@pytest.mark.parametrize(("old", "new"), [
+    ("T[B,S,32] k, T[B,S,32] v", "T[B,4,32] k, T[B,5,32] v"), ("T[B,S,32] k", "T[B,S,48] k"), ("T[B,S,32] v", "T[B,S,64] v"), ("T[B,2,P,16] a", "T[B,2,P,32] a"), ("T[B,2,P,16] c", "T[B,4,P,16] c")])
+def test_sizes_that_do_not_fit_have_no_kernel(old: str, new: str) -> None:
+    """Nothing is written by sizes that may be others."""
+    found = refused(text("plain", "T").replace(old, new).replace("T[", "float16["))
+    assert "are not known to be as many rows and columns as its queries ask for has no kernel" in found.message
+
+
+def test_sizes_by_other_names_are_the_same() -> None:
+    """What the operator asks to be equal is one size, which the plan makes sure of."""
+    made = make(text("plain", "float16").replace("float16[B,S,32] k", "float16[B,U,32] k").replace("float16[B,2,P,16] c", "float16[A,2,Q,16] c"))
+    checks = {check.message for check in made.kernel.plan.checks}
+    assert {"axis 1 of input 1 is not S as the model states", "axis 0 of input 4 is not B as the model states"} <= checks, checks
+
+
 def test_a_length_that_nobody_computes_has_no_kernel() -> None:
     found = refused(text("plain", "float16").replace("int64[B,L] mask", "int32 t").replace("s = Shape<start = 1, end = 2>(mask) t = Cast<to = 6>(s) ", ""))
     assert found.message == "a GroupQueryAttention whose total length 't' is not computed from sizes has no kernel"

@@ -45,6 +45,11 @@ def group_query_attention_types(context: TypeContext) -> list[Type]:
     # Without keys of its own the first input packs queries, keys and values.
     head = query[2] // heads if context.has(1) else query[2] // (heads + 2 * pairs)
     result = [Type(dtype, (query[0], query[1], head * heads))]
+    for place in (1, 2):
+        side = context.shape(place)
+        if side is not None and len(side) == 3:
+            for one, other in zip(side, (query[0], query[1], head * pairs), strict=True):
+                context.demand(one, other)
     total, whole = context.elements(TOTAL), context.attribute("sliding_window_cache", 0) == 0
     if total is not None and len(total) == 1 and whole:
         context.demand(query[1], total[0], "room")
@@ -54,6 +59,9 @@ def group_query_attention_types(context: TypeContext) -> list[Type]:
     for output, place in zip((1, 2), PAST, strict=True):
         past = context.shape(place)
         length = None
+        if past is not None and len(past) == 4:
+            for one, other in zip((past[0], past[1], past[3]), (query[0], dim(pairs), head), strict=True):
+                context.demand(one, other)
         if total is not None and len(total) == 1 and past is not None and len(past) == 4 and whole:
             context.demand(total[0], past[2] + query[1], "room")
             length = maximum(past[2], total[0])
@@ -139,8 +147,16 @@ def _sides(node: Node, context: LoweringContext) -> tuple[Tensor, Tensor, Tensor
         widths = [column * heads for heads in (count, own, own)]
         sides = [cut(first, 2, sum(widths[:place], dim(0)), width) for place, width in enumerate(widths)]
     queries, keys, values = sides
+    if keys.shape != values.shape or keys.shape[:2] != queries.shape[:2]:
+        raise _unknown_sizes(context)
     return (parted(queries, dim(own), dim(count // own), context), parted(keys, dim(own), None, context),
             parted(values, dim(own), None, context))
+
+
+def _unknown_sizes(context: LoweringContext) -> Exception:
+    return context.refuse(
+        "no-lowering", "a GroupQueryAttention whose keys, values and caches are not known to be as many rows and "
+        "columns as its queries ask for has no kernel", "give sizes that are the same one name")
 
 
 def _starts(ends: Tensor, batch: Dim, length: Dim, total: Dim) -> Tensor:
@@ -158,9 +174,11 @@ def _updated(cache: Tensor, rows: Tensor, starts: Tensor, total: Dim, context: L
     """A cache (batch, heads, rows, columns) with new rows (batch, rows, heads, columns) behind those that a sequence
     has."""
     batch, length, own, columns = rows.shape
-    if cache.rank != 4 or cache.dtype != rows.dtype:
+    if cache.dtype != rows.dtype:
         raise context.refuse("no-lowering", "a GroupQueryAttention with a quantised cache has no kernel",
                              "leave it to ONNX Runtime's")
+    if cache.rank != 4 or (*cache.shape[:2], cache.shape[3]) != (batch, own, columns):
+        raise _unknown_sizes(context)
     size = maximum(cache.shape[2], total)
     shape = (batch, own, size, columns)
     if size != cache.shape[2]:
