@@ -20,6 +20,7 @@ from onnxfuse.compiling import source_of
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.region import Region
+from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import Subject, subjects_of
 
 Case = TypeVar("Case")
@@ -87,9 +88,10 @@ def graph(text: str, opset: int = 17) -> ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
 
 
-def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> RegionResult[Case]:
-    """All ways to run a region, timed; ``predicted``: seconds."""
-    kernels = {entry(kernel): kernel for kernel in subject.kernels.values()}
+def timed(case: Case, subject: Subject, predicted: float, dry_run: bool,
+          named: Callable[[Kernel], str] = entry) -> RegionResult[Case]:
+    """All ways to run a region, timed; ``predicted``: seconds; ``named``: what tells them apart."""
+    kernels = {named(kernel): kernel for kernel in subject.kernels.values()}
     times: dict[str, float | None] = dict.fromkeys(kernels)
     runtime = None
     if not dry_run:
