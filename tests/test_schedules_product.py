@@ -189,7 +189,7 @@ def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
     assert groups == sorted(groups, reverse=True)  # a budget reaches what is quickest on Hopper
     others = [told(made, choice, sizes) for choice in choices if "turns" not in dict(choice.settings)]
     pairs = [choice for choice in choices if "blocks" in dict(choice.settings)]
-    assert len(others) == len(choices) - 2 - len(pairs) and len(pairs) == (sizes.get("K") != 4096)
+    assert len(others) == len(choices) - 2 - len(pairs) and len(pairs) == (sizes.get("K") == 72)
     compile_all(others)
     for other in others:
         check(other, random_inputs(made, given), length=136, limit=1, misalign=False)

@@ -100,3 +100,17 @@ def test_two_blocks_a_multiprocessor() -> None:
         inputs = random_inputs(way, sizes)
         assert arguments(way, inputs)
         check(way, inputs, length=sizes["K"], limit=1, misalign=False, multiprocessors=1)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_two_blocks_of_a_gate(across: bool) -> None:
+    """Where each product's half of the columns is copied as it lies; not where whole panels are."""
+    weights = "T[K,N]" if across else "T[N,K]"
+    one, other = ("MatMul(a, b)", "MatMul(a, c)") if across else ("Gemm<transB = 1>(a, b)", "Gemm<transB = 1>(a, c)")
+    sizes = {"M": 200, "K": 136, "N": 264}
+    made = product(f"g (T[M,K] a, {weights} b, {weights} c) => (T[M,N] y) {{ u = {one} w = {other} s = Sigmoid(u) y = Mul(s, w) }}",
+                   planned={**sizes, "M": 4096})
+    found = [way for way in specialised(made, {**sizes, "M": 4096}) if "blocks" in dict(way.kernel.choice.settings if way.kernel.choice else ())]
+    assert len(found) == (not across)
+    for way in found:
+        check(way, random_inputs(way, sizes), length=136, limit=1, misalign=False, multiprocessors=1)

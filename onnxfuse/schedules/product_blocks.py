@@ -202,11 +202,9 @@ class Blocks:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
         if not self.mapped:
             return []
-        beside = len(self.parts.rights)
         blocks = [
             (self._specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
-            for (rows, columns, turns), rate in self._copying.items()
-            if not (self.mapped[1].across and columns // beside % PANEL)]
+            for (rows, columns, turns), rate in self._copying.items() if self._are_panels(columns)]
         return [*self._quickest(most, blocks, self._steps), *self._pairs()]
 
     def _fitted(self) -> dict[tuple[int, int, int], float]:
@@ -273,12 +271,15 @@ class Blocks:
     def _pairs(self) -> list[SpecialisedShape]:
         """The narrow block of which a multiprocessor may have two, where little is summed up: one computes what follows
         while the other waits for what it reads."""
-        narrow = [columns for rows, columns, turns in self._copying if (rows, turns) == (128, 1) and columns <= NARROW]
-        across = self.mapped and self.mapped[1].across
-        if not self.mapped or self.parts.integers or self._steps > PAIRED_STEPS or not narrow or (
-                across and min(narrow) % PANEL):
+        narrow = [columns for rows, columns, turns in self._copying
+                  if (rows, turns) == (128, 1) and columns <= NARROW and self._are_panels(columns)]
+        if self.parts.integers or self._steps > PAIRED_STEPS or not narrow:
             return []
         return [filled(self._specialised_shape(128, min(narrow), 1, turns=1, blocks=2))]
+
+    def _are_panels(self, columns: int) -> bool:
+        """Whether each product's share of so many columns is whole panels, where these are what is copied."""
+        return not (self.mapped[1].across and columns // len(self.parts.rights) % PANEL)
 
     def _ranked(self, together: bool) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
