@@ -26,11 +26,20 @@ import click
 import numpy as np
 import region_times
 from common import apart, entry, environment, measured_on, table
-from region_times import chosen, conclude, figure, graph, options, torch_microseconds, with_torch
+from region_times import (
+    chosen,
+    conclude,
+    copy_rate,
+    figure,
+    graph,
+    options,
+    torch_convolution,
+    torch_microseconds,
+    with_torch,
+)
 
 from onnxfuse.compiling import source_of
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.measuring import driver
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.candidates import makers_of
@@ -215,11 +224,6 @@ def measure(case: DepthwiseCase, profile: Profile, dry_run: bool) -> DepthwiseRe
     return DepthwiseResult(case, predicted, own.microseconds, times, errors)
 
 
-def copy_rate() -> float:
-    """Bytes a second of a large copy, read and written; on the GPU."""
-    return driver.device().copy_rate()
-
-
 def torch_times(cases: Sequence[DepthwiseCase]) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's convolutions, channels-last; run in a process of its own."""
     warnings.simplefilter("ignore")
@@ -232,9 +236,7 @@ def _torch_time(case: DepthwiseCase) -> float | None:
     torch.backends.cudnn.benchmark = True
     rank = len(case.spatial)
     kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
-    form: dict[str, Any] = {"memory_format": {2: torch.channels_last, 3: torch.channels_last_3d}.get(
-        rank, torch.contiguous_format)}
-    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rank - 1]
+    convolve, form = torch_convolution(rank)
     sets = [torch.randn(case.batch, case.channels, *case.spatial, **kind).to(**form) for _ in range(SETS)]
     weight = torch.randn(case.channels, 1, *[case.kernel] * rank, **kind).to(**form)
     bias = torch.randn(case.channels, **kind)

@@ -29,7 +29,7 @@ from typing import Any
 import click
 from common import apart, environment, measured_on, packed, row_options, table, write_results
 from predictions import Compared, Predicted, compare, measure, regions_of
-from region_times import torch_microseconds
+from region_times import copy_rate, torch_convolution, torch_microseconds
 from zoo import Row, choose, fuse, prepare_all
 
 from onnxfuse.graph.model import Node
@@ -137,11 +137,6 @@ def plan(rows: Sequence[Row], folder: str, target: str | None) -> list[PlannedNe
     return found
 
 
-def copy_rate() -> float:
-    """Bytes a second of a large copy, read and written; on the GPU."""
-    return driver.device().copy_rate()
-
-
 def torch_times(cases: Sequence[Convolution]) -> list[float]:
     """Microseconds of GPU time of PyTorch's convolutions; run in a process of its own."""
     warnings.simplefilter("ignore")
@@ -154,9 +149,7 @@ def _torch_time(case: Convolution) -> float:
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     rank = len(case.image) - 2
     kind: dict[str, Any] = {"dtype": getattr(torch, case.kind), "device": "cuda"}
-    form: dict[str, Any] = {"memory_format": {2: torch.channels_last, 3: torch.channels_last_3d}.get(
-        rank, torch.contiguous_format)}
-    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rank - 1]
+    convolve, form = torch_convolution(rank)
     before, behind = case.pads[:rank], case.pads[rank:]
     # What is padded unevenly is padded ahead, which no kernel is timed for.
     even = before == behind

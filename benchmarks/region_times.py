@@ -17,6 +17,7 @@ from onnx import ModelProto, parser
 
 from onnxfuse import tuning
 from onnxfuse.compiling import source_of
+from onnxfuse.measuring import driver
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.region import Region
@@ -135,6 +136,20 @@ def _told(found: object) -> str:
     if not isinstance(found, RegionResult) or not found.ways[found.best]:
         return ""
     return f": {found.best} {figure(found.ways[found.best])} µs, ONNX Runtime {figure(found.runtime)}"
+
+
+def copy_rate() -> float:
+    """Bytes a second of a large copy, read and written; on the GPU, in a process of its own."""
+    return driver.device().copy_rate()
+
+
+def torch_convolution(rank: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """PyTorch's convolution along so many axes, and what lays its tensors out channels-last where it has that."""
+    import torch
+
+    functions = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    return functions[rank - 1], {"memory_format": formats.get(rank, torch.contiguous_format)}
 
 
 def torch_microseconds(run: Callable[[int], object], sets: int) -> float:

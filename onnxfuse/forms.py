@@ -219,7 +219,7 @@ class Draft:
         """The nodes that a plan leaves to the runtime."""
         return set(self._every) - {node for region in plan.fusions for node in region.nodes}
 
-    @property
+    @cached_property
     def _every(self) -> list[Node]:
         return [node for graph in self.form.graph.walk() for node in graph.nodes]
 

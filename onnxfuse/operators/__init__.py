@@ -51,7 +51,7 @@ from onnxfuse.operators.record import (
 
 __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "grouped",
-    "indexing",    "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
+    "indexing", "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
     "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
     "recurrent", "reductions", "resizing", "sampling", "views",
 ]

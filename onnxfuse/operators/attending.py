@@ -58,9 +58,7 @@ def attention(node: Node, context: LoweringContext) -> list[Tensor | None]:
     heads = _heads(node, context)
     given = node.attributes.get("scale")
     scaled = scores_of(heads, None if given is None else float(given))
-    score, cap = scaled, number_attribute(node, "softcap", 0.0)
-    if cap != 0:
-        score = apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
+    score = capped(scaled, node)
     masked = _masked(score, node, context)
     power = softmax(masked, (4,))
     if masked is not score:  # a query that sees no key gives zeros
@@ -93,6 +91,12 @@ def scores_of(heads: Heads, scale: float | None) -> Tensor:
     summed = contract((heads.queries, q), (heads.keys, k), "bhgsk")
     by = apply("rsqrt", size_of(heads.queries.shape[-1], FLOAT)) if scale is None else like(scale, summed)
     return apply("mul", summed, by, dtype=summed.dtype, shape=summed.shape)
+
+
+def capped(score: Tensor, node: Node) -> Tensor:
+    """Scores between what the node caps them at and its negative, where it does."""
+    cap = number_attribute(node, "softcap", 0.0)
+    return score if cap == 0 else apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
 
 
 def weighed(power: Tensor, heads: Heads) -> Tensor:
@@ -142,7 +146,7 @@ def packed_attention(node: Node, context: LoweringContext) -> list[Tensor | None
         begin += width
     count = dim(integer_attribute(node, "num_heads", 0))
     heads = Heads(parted(sides[0], count, dim(1), context), parted(sides[1], count, None, context),
-                   parted(sides[2], count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+                  parted(sides[2], count, None, context), ("bshgd", "bkhd", "bkhn"), True)
     return _attended(node, context, heads, optional(node, context, 5), optional(node, context, 3))
 
 
@@ -227,7 +231,7 @@ def _many_heads(node: Node, context: LoweringContext) -> Heads:
     if apart:
         return Heads(parted(queries, count, dim(1), context), keys, values, ("bshgd", "bhkd", "bhkn"), True)
     return Heads(parted(queries, count, dim(1), context), parted(keys, count, None, context),
-                  parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)
+                 parted(values, count, None, context), ("bshgd", "bkhd", "bkhn"), True)
 
 
 def _spreads(sizes: Shape, wanted: Shape) -> bool:
@@ -256,7 +260,7 @@ def _heads(node: Node, context: LoweringContext) -> Heads:
                              "state the numbers of heads")
     if packed:
         return Heads(parted(queries, own, groups, context), parted(keys, own, None, context),
-                      parted(values, own, None, context), ("bshgd", "bkhd", "bkhn"), True)
+                     parted(values, own, None, context), ("bshgd", "bkhd", "bkhn"), True)
     batch, _, length, depth = queries.shape
     return Heads(reshape(queries, (batch, own, groups, length, depth)), keys, values, ("bhgsd", "bhkd", "bhkn"), False)
 

@@ -23,7 +23,7 @@ from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, r
 from onnxfuse.ir.scalars import INT64
 from onnxfuse.ir.tensors import Concat, Fill, Iota, Map, Permute, Take, Tensor, Update
 from onnxfuse.operators.arithmetic import SOFTMAX, sizes_of
-from onnxfuse.operators.attending import Heads, parted, scores_of, weighed
+from onnxfuse.operators.attending import Heads, capped, parted, scores_of, weighed
 from onnxfuse.operators.norms import softmax
 from onnxfuse.operators.operands import integer_attribute, number_attribute, operand, present
 from onnxfuse.operators.pieces import cut
@@ -86,9 +86,7 @@ def group_query_attention(node: Node, context: LoweringContext) -> list[Tensor |
              for cache, rows in zip(caches, (keys, values), strict=True)]
     seen = [cut(each, 2, dim(0), total) for each in whole]
     heads = Heads(queries, seen[0], seen[1], ("bshgd", "bhkd", "bhkn"), True)
-    score, cap = scores_of(heads, number_attribute(node, "scale", 0.0) or None), number_attribute(node, "softcap", 0.0)
-    if cap != 0:
-        score = apply("mul", apply("tanh", apply("div", score, like(cap, score))), like(cap, score))
+    score = capped(scores_of(heads, number_attribute(node, "scale", 0.0) or None), node)
     score = _masked(score, starts, integer_attribute(node, "local_window_size", -1))
     return [weighed(softmax(score, (4,)), heads), *whole]
 

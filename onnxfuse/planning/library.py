@@ -127,25 +127,20 @@ def convolution_seconds(node: Node, costs: CostModel) -> float | None:
 
 def laying_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
     """Seconds that the runtime takes to lay out images and results of dense convolutions with windows."""
-    found = 0.0
-    for node in filter(is_laid_anew, nodes):
-        values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
-        for value, shape in zip(values, shapes_of(values, costs.ledger.sizes) or (), strict=False):
-            size = TYPES[value.dtype or FLOAT].size * prod(shape)
-            found += kernel_time(size, size, 0, costs.profile, efficiency=LAYING)
-    return found
+    return _laying(filter(is_laid_anew, nodes), costs)
 
 
 def converting_seconds(nodes: Iterable[Node], costs: CostModel) -> float:
     """Seconds that the runtime takes at most, with ``prefer_nhwc=1``, to lay out image and result of each of ``nodes``
     that it then runs channels-last, where nothing takes a conversion back."""
-    found = 0.0
-    for node in filter(is_converted, nodes):
-        values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
-        for value in values if costs.ledger.node(node).kernels else ():
-            size = bytes_of(value, costs.ledger.sizes) or 0
-            found += kernel_time(size, size, 0, costs.profile, efficiency=LAYING)
-    return found
+    return _laying((node for node in filter(is_converted, nodes) if costs.ledger.node(node).kernels), costs)
+
+
+def _laying(nodes: Iterable[Node], costs: CostModel) -> float:
+    """Seconds that kernels take to lay out the image and the result of each of ``nodes``."""
+    values = (value for node in nodes for value in (node.inputs[0], node.outputs[0]) if value is not None)
+    sizes = (bytes_of(value, costs.ledger.sizes) for value in values)
+    return sum(kernel_time(size, size, 0, costs.profile, efficiency=LAYING) for size in sizes if size is not None)
 
 
 def _as_dense(node: Node, weights: Shape) -> Shape:
