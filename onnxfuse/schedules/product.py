@@ -302,12 +302,13 @@ class ProductWork:
         else:
             left = operands[0].map(shape.rows, symbols)
             text = TEXTS[self.parts.size](self.parts, operands, self.lanes, shape, self.signature.sizes, first)
-        self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
+        self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:]),
+                      *(text.aside_map(aside, symbols) for aside in text.asides)]
         taken = map(map_parameter, range(first, len(self.maps)))
-        body = text.text()
+        body, shape = text.text(), replace(shape, asides=bool(text.asides))
         parameters = (*self.signature.parameters(body.sizes), *taken, *more)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
-        needed = [guard for operand in operands for guard in operand.guards(symbols)]
+        needed = [guard for operand in (*operands, *text.asides) for guard in operand.guards(symbols)]
         beside = f"sms {shape.beside} *" if shape.beside > 1 else "sms"
         step = self._step(function, shape, f"{tiles} {beside} min")
         if shape.split > 1:

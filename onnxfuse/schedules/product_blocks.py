@@ -36,8 +36,12 @@ MOST_EXACT = 128 * 128
 """Results of a tile of float32 products that are not rounded: registers hold what is left of operands too."""
 
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
-               (192, 192, 1): 1.0}
+               (192, 192, 1): 1.0, (128, 128, 1): 0.95}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
+
+IDLE = 0.93
+"""Share of that by turns where no multiprocessor has two tiles, so that one group has none: four such products took
+1.02 to 1.10 times as long as by both groups (H200)."""
 
 ROUNDED = {(128, 128, 2): 0.9, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.5, (128, 192, 1): 0.75,
            (192, 192, 1): 0.8}
@@ -253,6 +257,8 @@ class Blocks:
         """Of blocks, with how many tiles there are of so many stages and the share of the largest ones' rate that they
         reach, those that may be quickest; before them those of clusters that share what is summed over, where tiles are
         few."""
+        blocks = [(shape, tiles, rate * (IDLE if shape.turns > 1 and tiles <= HOPPER_HAS else 1.0))
+                  for shape, tiles, rate in blocks]
         alone = sorted(((_busiest(tiles, (shape.rows, shape.columns), rate), shape) for shape, tiles, rate in blocks),
                        key=lambda each: each[0])[:most]
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
@@ -260,9 +266,9 @@ class Blocks:
             (-(-steps // split) * _busiest(1, (shape.rows, shape.columns), rate) + BEGUN,
              filled(replace(shape, turns=1, split=split)))
             for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
-            # Thirds of a tile are laid out in pieces that its sums do not fill.
-            if shape.rows > 64 and len(self.parts.rights) != 3 and not self.parts.integers
-            and not shape.columns % NARROW
+            # Sums are laid out in whole pieces; blocks by both groups are those by turns.
+            if shape.rows > 64 and not self.parts.integers and not shape.columns % NARROW
+            and (shape.rows, shape.columns, shape.turns) != (128, 128, 1)
             and tiles <= most_clusters and split * LEAST_STEPS <= steps]
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])

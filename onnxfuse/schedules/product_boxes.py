@@ -18,8 +18,10 @@ from onnxfuse.graph.dims import dim
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import MOST_BOX, MOST_ELEMENT_STRIDE, TensorMap
+from onnxfuse.schedules.attention_shape import PANEL
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.product_asides import Aside
 from onnxfuse.schedules.product_maps import KINDS, PIECE_BYTES, Mapped, steps_of
 from onnxfuse.schedules.product_parts import ProductParts
 from onnxfuse.schedules.product_shape import STAGE_BYTES, SpecialisedShape
@@ -44,6 +46,20 @@ class Box:
     def rows(self) -> int:
         """Windows in it."""
         return prod(self.sides)
+
+    def part(self, rows: int) -> Box | None:
+        """The box of so many of its rows that follow one another from a multiple of as many on; None where these are
+        none, or its rows are no multiple."""
+        if self.rows % rows:
+            return None
+        sides = list[int]()
+        for side in self.sides:
+            own = min(side, rows)
+            if rows % own or side % own:
+                return None
+            sides.append(own)
+            rows //= own
+        return Box(tuple(sides))
 
     def count(self, windows: Sequence[int]) -> int:
         """Boxes over so many windows along each axis, and images."""
@@ -185,6 +201,31 @@ class BoxText(SpecialisedText):
         self.counts = dict(zip((*self.axes, "image"), map(size, self.windows.counts), strict=True))
         self.sides = {name: SIDES[name] for name in self.counts}
 
+    def _aside(self, load: Load) -> Aside | None:
+        """As windows follow one another, where 64 of a tile's rows are a box of these."""
+        found = super()._aside(load)
+        if found is None or found.axes != ("@n", "@m") or self.box.part(PANEL) is None:
+            return None
+        strides = [found.strides[0]]
+        for count in self.windows.counts[:-1]:
+            strides.append(strides[-1] * count)
+        names = tuple(f"@{name}" for name in self.counts)
+        return replace(found, axes=("@n", *names), strides=tuple(strides), sizes=(found.sizes[0], *self.windows.counts))
+
+    def aside_map(self, aside: Aside, symbols: Mapping[str, str]) -> TensorMap:
+        """See ``SpecialisedText``."""
+        part = self.box.part(PANEL)
+        assert part is not None
+        return replace(aside.map(1, symbols), box=(PANEL, *part.sides))
+
+    def _strip_at(self) -> list[str]:
+        return [f"(int)({place})" for place in self._window_at().values()]
+
+    def _window_at(self) -> dict[str, str]:
+        """Where along each axis the window is that has a place in the box."""
+        sides = [*self.sides.values()][:-1]
+        return {axis: f"first_{axis} + {_digit('place', each, sides)}" for each, axis in enumerate(self.sides)}
+
     def _constants(self) -> list[str]:
         names = [*reversed(self.sides.values())]
         sides = [f"{name} = {side}" for name, side in zip(names, reversed(self.box.sides), strict=True)]
@@ -242,8 +283,7 @@ class BoxText(SpecialisedText):
         return f"(int)(first_{name} * {axis.stride} + {start}) + tap_{name} * {axis.dilation}"
 
     def _row_at(self, place: str, name: str, valid: str = "") -> list[str]:
-        sides = [*self.sides.values()][:-1]
-        found = [f"{axis} = first_{axis} + {_digit('place', each, sides)}" for each, axis in enumerate(self.sides)]
+        found = [f"{axis} = {place}" for axis, place in self._window_at().items()]
         within = " && ".join(f"{axis} < {count}" for axis, count in self.counts.items())
         row = "image"
         for axis in reversed(self.axes):

@@ -3,7 +3,8 @@
 A lane has two neighbours in every eight columns of its warp's sums, in two rows of every sixteen.  Where what follows
 reads nothing of the results' own shape, such as a residual, it is computed there, and results are laid out in shared
 memory as they are stored: half the bytes of sums, no wait between sums and results, and only the warp's own lanes to
-wait for.  Else sums are laid out as rows, so that what is read with them comes in whole lines.
+wait for.  Else sums are laid out as rows, so that what is read with them comes in whole lines, but where copies bring it
+(``product_asides``).
 """
 
 from __future__ import annotations
@@ -81,9 +82,13 @@ class EpilogueText:
 
     def _in_place(self, held: Held) -> int | None:
         """How many columns a piece has where what follows is computed where sums are; None where it is not."""
+        return None if self._moving() else self._piece_wide(held)
+
+    def _piece_wide(self, held: Held) -> int | None:
+        """The same whatever is read with the results."""
         parts, lanes = self.parts, self.lanes
         bytes_each = [kind.size for kind in self.kinds]
-        if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered or self._moving():
+        if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered:
             return None
         applied = [scalar for scalar in walk(self.distinct) if isinstance(scalar, Apply)]
         known = [FUNCTIONS.get(scalar.function) for scalar in applied]  # but for a change of type
@@ -130,7 +135,7 @@ class EpilogueText:
     def _computed(self, held: Held) -> list[str]:
         """Lines that lay the results of a piece out."""
         parts = self.parts
-        writer = self._writer(parts.lanes("@n", PAIR))
+        writer = self._pair_writer()
         made = self._made(writer, PAIR)
         within = parts.columns.value is not None and parts.columns.value % (self.shape.columns // len(self.rights)) == 0
         n = "first_column + column" if within else f"of::imin(first_column + column, (idx){self.extents['n']} - {PAIR})"
@@ -149,19 +154,33 @@ class EpilogueText:
             *self._row_of("row"),
             f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);",
             *unrolled("int j = 0; j < piece_wide / 8; ++j", [
+                *([f"if ({past}) continue;"] if (past := self._past_tile("j * 8")) else []),
                 f"const int column = j * 8 + lane % 4 * {PAIR};",
                 f"const idx n = {n};",
                 *sums,
                 *_values(writer, made),
-                *(f"of::store(at{number} + of::packed_at<piece_wide, sizeof(*at{number})>(line, column), {vector});"
+                *(f"of::store({self._lies_at(number, 'line')}, {vector});"
                   for number, (_, _, vector) in enumerate(made)),
             ]),
         ])
+
+    def _pair_writer(self) -> Writer:
+        """What writes pairs of results where sums are."""
+        return self._writer(self.parts.lanes("@n", PAIR))
+
+    def _past_tile(self, column: str) -> str | None:
+        """Whether a column of a piece is none of the tile's; None where all are."""
+        return None
+
+    def _lies_at(self, number: int, line: str) -> str:
+        """Where a result's columns of a line are laid out."""
+        return f"at{number} + of::packed_at<piece_wide, sizeof(*at{number})>({line}, column)"
 
     def _sent(self) -> list[str]:
         """Lines that store the results of a piece from where they are laid out."""
         writer = self._writer(self.lanes)
         targets, kept = self._targets(writer), self._kept(writer)
+        within = f" && !({past})" if (past := self._past_tile("column")) else ""
         return [
             f"constexpr int width = {self.lanes.width}, lanes = piece_wide / width, step = 32 / lanes;",
             "const int column = lane % lanes * width;",
@@ -170,10 +189,9 @@ class EpilogueText:
                 "const int line = lane / lanes + pass * step;",
                 *self._row_of("m"),
                 *writer.upto(Scope.VECTOR),
-                *(f"const auto result{number} = of::load<width>(at{number} + "
-                  f"of::packed_at<piece_wide, sizeof(*at{number})>(line % 16, column));"
+                *(f"const auto result{number} = of::load<width>({self._lies_at(number, 'line % 16')});"
                   for number in range(len(self.kinds))),
-                f"if (line < 16 && m < {self.extents['m']} && n < {self.extents['n']}) {{",
+                f"if (line < 16 && m < {self.extents['m']} && n < {self.extents['n']}{within}) {{",
                 *(f"  {where}of::store({target}, result{number});"
                   for number, target, where in zip(self.result_of, targets, kept, strict=True)),
                 "}",

@@ -101,6 +101,9 @@ class ProductRowsText(SpecialisedText):
         self.writer = self._writer(self.lanes)
         self.vectors: dict[Load, str] = {}
 
+    def _aside(self, load: Load) -> None:
+        """Phases read rows as they are."""
+
     def _registers(self, what: str, share: int) -> list[str]:
         return [] if self.groups == 1 else super()._registers(what, share)
 

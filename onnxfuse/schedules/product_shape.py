@@ -26,6 +26,9 @@ GROUPS, MOST_GROUPS = 2, 3
 PIECE = 64
 """Sums of a row that a warp lays out in shared memory at a time, of 16 rows."""
 
+ASIDE_SLOTS = 2
+"""Of each group, pieces of 64 rows and columns of what is read with results, where it would lay out sums."""
+
 FLOATS = 8
 """Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""
 
@@ -85,13 +88,15 @@ class ProductShape:
 class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
     one that they share or one each; ``split``: blocks of a cluster that share what is summed over; ``moments``: whether
-    it tells mean and squares of each column (``column_moments``); ``blocks``: of a multiprocessor."""
+    it tells mean and squares of each column (``column_moments``); ``blocks``: of a multiprocessor; ``asides``: whether
+    what is read with results is brought (``product_asides``)."""
 
     together: bool = True
     turns: int = 1
     split: int = 1
     moments: bool = False
     blocks: int = 1
+    asides: bool = False
 
     @property
     def name(self) -> str:
@@ -129,7 +134,7 @@ class SpecialisedShape(ProductShape):
         and the barriers."""
         staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
         laid = 4 * (self.rows * self.columns if self.split > 1 else self.groups * WARPS * 16 * PIECE)
-        known = 2 * self.groups if self.moments else 0
+        known = (2 * self.groups if self.moments else 0) + (2 * ASIDE_SLOTS * self.groups if self.asides else 0)
         return TILE_BYTES + staged + laid + (2 * self.stages + self.groups + known) * ARRIVALS
 
     @property

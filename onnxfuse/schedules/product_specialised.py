@@ -18,15 +18,16 @@ from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, SHARES_OF_TWO, WARPS, WIDTH
 from onnxfuse.schedules.column_moments import ColumnMoments
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_asides import AsidesText, allowed, counted
 from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import (
+    ASIDE_SLOTS,
     PIECE,
     STAGE_BYTES,
     SpecialisedShape,
 )
-from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
@@ -37,7 +38,7 @@ AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 """Where there are such copies and products."""
 
 
-class SpecialisedText(ProductText):
+class SpecialisedText(AsidesText):
     """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``.
 
     ``copied``: rows of the left operand's tile that come by copies; ``hold``: what holds sums; ``sharing``: what of the
@@ -55,9 +56,10 @@ class SpecialisedText(ProductText):
                  for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
         super().__init__(parts, sides, results, shape, sizes)
         self.operands, self.first, self.apart, self.groups = operands, first, shape.turns > 1, shape.groups
+        self.shape: SpecialisedShape = shape
         self.split, self.sharing = shape.split, "split" if shape.split > 1 else ""
-        barriers = "allowed + groups" if self.apart else "multiplied + stages"
-        self.moments = ColumnMoments(shape, barriers) if shape.moments else None
+        self._barriers = "allowed + groups" if self.apart else "multiplied + stages"
+        self.moments = ColumnMoments(shape, self._barriers) if shape.moments else None
         self.start, self.end = ("begin", "end") if self.split > 1 else ("0", self.extents["k"])
 
     def text(self) -> Body:
@@ -83,6 +85,8 @@ class SpecialisedText(ProductText):
             f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + {laid});",
             "of::Arrivals* const multiplied = here + stages;",
             *(["of::Arrivals* const allowed = multiplied + stages;"] if self.apart else []),
+            *([f"of::Arrivals* const brought = {self._barriers};",
+               f"of::Arrivals* const stored = brought + groups * {ASIDE_SLOTS};"] if self.asides else []),
             "// Which the compiler sees is the same for all of a warp.",
             "const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;",
             f"const int group = warp / {WARPS};",
@@ -111,7 +115,7 @@ class SpecialisedText(ProductText):
 
     def _more_counted(self) -> list[str]:
         """Lines by which one thread sets up further barriers."""
-        return self.moments.counted() if self.moments else []
+        return self.moments.counted() if self.moments else [*indented(counted())] if self.asides else []
 
     @property
     def _users(self) -> int:
@@ -146,11 +150,6 @@ class SpecialisedText(ProductText):
         """Lines that wait until a cluster's other blocks may be reached."""
         return []
 
-    def _tile_loop(self, first: str, step: str) -> str:
-        """A loop over tiles, from those of the first blocks on."""
-        over = f" / {self.sharing}" if self.sharing else ""
-        return f"for (idx number = {first}{over}; number < tiles; number += {step}{over}) {{"
-
     def _registers(self, what: str, share: int) -> list[str]:
         """What copies hands registers to what multiplies."""
         shares = SHARES[self.groups] if self.shape.beside == 1 else SHARES_OF_TWO
@@ -164,11 +163,12 @@ class SpecialisedText(ProductText):
         for place, operand in enumerate(self.operands):
             copies += self._copied(place, operand, writer)
         maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
+        alone = self._asides_brought() or [f"if (threadIdx.x != groups * {32 * WARPS}) return;"]
         return [
             "if (group == groups) {",
             *indented([
                 *self._registers("give", 0),
-                f"if (threadIdx.x != groups * {32 * WARPS}) return;",
+                *alone,
                 *maps,
                 "int turn = 0, phase = 0;",
                 *self._others_begun(),
@@ -213,8 +213,6 @@ class SpecialisedText(ProductText):
     # ---- The groups that multiply. ----
 
     def _multiplying(self) -> list[str]:
-        own = "(idx)blockIdx.x + group * (idx)gridDim.x" if self.apart else "(idx)blockIdx.x"
-        step = "groups * (idx)gridDim.x" if self.apart else "(idx)gridDim.x"
         begun = ["// The other group has met all stages of its tile.",
                  "of::wait_for(allowed + group, allowing);", "allowing ^= 1;"] if self.apart else []
         met = ["__syncwarp();", "if (lane == 0) of::arrive(allowed + (group ^ 1));"] if self.apart else []
@@ -225,13 +223,15 @@ class SpecialisedText(ProductText):
             f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
             f"float* const own_laid = laid + warp * {pieces}{16 * PIECE};",
             "int turn = 0, phase = 0;",
+            *(["int slot = 0, odd = 0;"] if self.asides else []),
             *(["int allowing = group ^ 1;", "const auto pass_by = [&](idx steps) {",
                "  const idx on = turn + steps;",
                "  turn = (int)(on % stages), phase ^= (int)(on / stages & 1);",
                "};", "if (group > 0) pass_by(steps);"] if self.apart else []),
             *self._others_begun(),
+            *(allowed(self._own_first("group")) if self.asides else ()),
             *(self.moments.begun() if self.moments else ()),
-            self._tile_loop(own, step),
+            self._own_loop("group"),
             *indented([
                 *self._place("number"),
                 *self._prefetched(),
@@ -263,7 +263,7 @@ class SpecialisedText(ProductText):
                     *writer.upto(Scope.VECTOR), f"of::prefetch({address});"]),
                 "}",
             ]
-        if not lines:
+        if not lines or self.asides:
             return []
         return unrolled("int i = 0; i < rows64; ++i", [*self._near(), *lines])
 
