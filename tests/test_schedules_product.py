@@ -209,7 +209,8 @@ LARGE = {"M": 4096, "K": 4096, "N": 4096}
 
 @pytest.mark.parametrize(("block", "kind"), [
     ((128, 128, 2), "bfloat16"), ((128, 256, 1), "float16"), ((256, 128, 1), "bfloat16"), ((128, 64, 1), "float16"),
-    ((128, 192, 1), "bfloat16"), ((192, 192, 1), "float16")])
+    ((128, 192, 1), "bfloat16"), ((192, 192, 1), "float16"), ((128, 128, 1), "float16"), ((64, 128, 2), "bfloat16"),
+    ((64, 64, 2), "float16")])
 def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], kind: str) -> None:
     """Parts of tiles, several of them a block and many stages of each, in any order of the threads."""
     monkeypatch.setattr("onnxfuse.schedules.product_blocks.SPECIALISED", {block: 1.0})
@@ -301,7 +302,7 @@ def test_where_no_warp_copies(sizes: Mapping[str, int], sm: int, misaligned: Map
     ({"M": 8192, "K": 1024, "N": 4096}, "128 x 128, 6", "128 x 128, 3"), ({"M": 12288, "K": 3072, "N": 768}, "128 x 192, 4", "128 x 192, 4"),
     ({"M": 6304, "K": 768, "N": 3072}, "192 x 192, 3", "192 x 192, 4"), ({"M": 1024, "K": 768, "N": 768}, "128 x 64, 8", "64 x 128, 4"),
     ({"M": 100352, "K": 576, "N": 64}, "128 x 64, 8", "128 x 64, 4"), ({"M": 100352, "K": 64, "N": 256}, "128 x 128, 6", "128 x 128, 2"),
-    ({"M": 17, "K": 4096, "N": 4096}, "128 x 64, 8", "64 x 64, 6"), ({"M": 1, "K": 4096, "N": 4096}, None, "1 x 32, 8")])
+    ({"M": 17, "K": 4096, "N": 4096}, "64 x 64, 12", "64 x 64, 6"), ({"M": 1, "K": 4096, "N": 4096}, None, "1 x 32, 8")])
 def test_tiles_follow_the_sizes(sizes: Mapping[str, int], copied: str | None, tile: str) -> None:
     """Those of the busiest multiprocessor, and what there is to be summed up; first where a warp can copy them whole."""
     names = [variant.name for variant in product(PLAIN, planned=sizes).kernel.plan.variants]

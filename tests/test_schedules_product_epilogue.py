@@ -102,3 +102,22 @@ def test_pairs_and_vectors_lie_in_different_banks(wide: int, size: int) -> None:
         assert len({word % 32 for word in met}) == len(met)
     for vectors in words[8:].reshape(-1, 8):
         assert sorted(vectors // 4 % 8) == sorted(set(vectors // 4 % 8))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float"])
+def test_numbers_that_are_multiplied_by_their_sigmoids(kind: str) -> None:
+    """Two of float16 by one reciprocal: none spoils the other one's, whatever it is."""
+    text = "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) t = Sigmoid(s) y = Mul(s, t) }"
+    values = [0.0, -0.0, 1.5, -3.25, 11.0, -9.5, -17.0, -41.0, -43.0, -90.0, -200.0, 88.0, 6e4, -6e4, np.inf, -np.inf, np.nan]
+    pairs = np.array([(one, other) for one in values for other in values]).reshape(-1)
+    columns = -(-len(pairs) // 8) * 8
+    sizes = {"M": 65, "K": 8, "N": columns}
+    found = [way for way in [product(text, kind, LARGE)] for way in (
+        way, *(told(way, choice, LARGE) for choice in way.kernel.choices[:2] if "library" not in dict(choice.settings)))]
+    assert (kind == "float16") == all("pack_silu" in way.kernel.source for way in found)
+    for way in found:
+        inputs = random_inputs(way, sizes)
+        named = dict(zip([value.name for value in way.model.graph.input], inputs.values(), strict=True))
+        named["a"][:] = 0
+        named["c"][:len(pairs)] = pairs.astype(named["c"].dtype)
+        check(way, inputs, length=8, limit=1, misalign=False)

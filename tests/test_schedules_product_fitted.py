@@ -13,6 +13,8 @@ import test_schedules_tf32
 from kernel_harness import arguments, check, compile_all, random_inputs
 from test_schedules_product import product, specialised
 
+from onnxfuse.schedules.product_blocks import SPECIALISED
+
 BEHIND = {
     "SiLU": ("", "s = Add(p, c) t = Sigmoid(s) y = Mul(s, t)"),
     "a residual": (", T[M,N] r", "s = Add(p, c) t = Add(s, r) y = Relu(t)"),
@@ -30,9 +32,12 @@ def text(behind: str) -> str:
 
 
 @pytest.mark.parametrize(("columns", "wanted"), [
-    (16, {(128, 16, 2), (256, 16, 1), (128, 16, 1)}), (24, {(128, 32, 2), (256, 32, 1), (128, 32, 1)}),
-    (80, {(128, 80, 2), (256, 80, 1), (128, 80, 1)}), (144, {(128, 144, 2), (256, 80, 1), (128, 144, 1)}),
-    (336, {(128, 112, 2), (256, 112, 1), (128, 176, 1)}), (480, {(128, 160, 2), (128, 240, 1), (256, 128, 1)}),
+    (16, {(128, 16, 2), (256, 16, 1), (128, 16, 1), (64, 16, 2)}),
+    (24, {(128, 32, 2), (256, 32, 1), (128, 32, 1), (64, 32, 2)}),
+    (80, {(128, 80, 2), (256, 80, 1), (128, 80, 1), (64, 80, 2)}),
+    (144, {(128, 144, 2), (256, 80, 1), (128, 144, 1), (64, 80, 2)}),
+    (336, {(128, 112, 2), (256, 112, 1), (128, 176, 1), (64, 112, 2)}),
+    (480, {(128, 160, 2), (128, 240, 1), (256, 128, 1)}),
     (64, set()), (128, set()), (192, set()), (256, set()), (4096, set())])
 def test_columns_are_those_of_the_results_where_others_would_be_empty(
         columns: int, wanted: set[tuple[int, int, int]]) -> None:
@@ -42,7 +47,7 @@ def test_columns_are_those_of_the_results_where_others_would_be_empty(
     rows, width, turns = map(int, named.groups())
     found = {(rows, width, turns)} | {(each["rows"], each["columns"], each["turns"]) for each in kernel.choices
                                       if "turns" in dict(each.settings) and "blocks" not in dict(each.settings)}
-    fitted = found - {(128, 128, 2), (128, 256, 1), (256, 128, 1), (128, 64, 1), (128, 192, 1), (192, 192, 1), (128, 128, 1)}
+    fitted = found - SPECIALISED.keys()
     assert fitted <= wanted and bool(fitted) == bool(wanted)
 
 
@@ -54,7 +59,7 @@ def test_results(behind: str, columns: int, kind: str) -> None:
     planned = {"M": 25088, "K": 72, "N": columns}
     found = [way for way in specialised(product(text(behind), kind, planned), planned)
              if way.kernel.choice is None or way.kernel.choice["columns"] not in (128, 192, 256)]
-    assert len(found) > 2
+    assert len(found) > 1
     compile_all(found)
     for number, way in enumerate(found):
         sizes = {"M": (197, 300)[number % 2], "K": 72, "N": columns}

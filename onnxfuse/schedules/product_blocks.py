@@ -19,7 +19,7 @@ from onnxfuse.schedules.product_integers import (
 from onnxfuse.schedules.product_library import LibraryShape
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
-from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, WARP_ROWS, ProductShape, SpecialisedShape
 from onnxfuse.schedules.schedule import Request
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
@@ -36,8 +36,10 @@ MOST_EXACT = 128 * 128
 """Results of a tile of float32 products that are not rounded: registers hold what is left of operands too."""
 
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
-               (192, 192, 1): 1.0, (128, 128, 1): 0.95}
-"""The same of blocks with a warp that copies, which go through so many tiles at a time."""
+               (192, 192, 1): 1.0, (128, 128, 1): 0.95, (64, 64, 2): 0.6, (64, 96, 2): 0.75, (64, 128, 2): 0.85}
+"""The same of blocks with a warp that copies, which go through so many tiles at a time.  Those of 64 rows, of floats of
+16 bits alone, are for tiles that are too few for all multiprocessors otherwise (H200: of 27 small products 14 took 0.78
+to 0.95 times as long; 1,568 x 1,152 to 192 4.6 us, in tiles of 128 x 64 5.6)."""
 
 IDLE = 0.93
 """Share of that by turns where no multiprocessor has two tiles, so that one group has none: four such products took
@@ -54,11 +56,11 @@ SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.
 ROUNDED_OF_THREE = {(128, 192, 1): 0.75, (64, 192, 2): 0.6, (128, 96, 2): 0.6}
 """The same of float32 (the latter two by what they have in common with one of 128 x 64)."""
 
-FITTED = {(256, 1): (128, 1.1), (128, 2): (160, 0.85), (128, 1): (256, 0.85)}
+FITTED = {(256, 1): (128, 1.1), (128, 2): (160, 0.85), (128, 1): (256, 0.85), (64, 2): (128, 1.0)}
 """By rows of such blocks and tiles at a time, columns at most, where these are as many as results have, or an even part
 of them; and the share that they reach of the rate of tiles between the narrow one and the largest (H200: 401,408 rows
 of 96 took 41 us in tiles of 256, 54 in tiles of 128 by turns, 51 in 256 x 128; 100,352 rows of 24 took 12, 13 and, in
-128 x 64, 16)."""
+128 x 64, 16; 6,272 of 112 in tiles of 64 rows 5.3, of 128 6.3)."""
 
 STEP, EMPTY = 16, 0.05
 """Columns to whose multiples fitted ones are filled up; share of all tiles' columns that they must save."""
@@ -159,6 +161,8 @@ class Blocks:
         self._tiles, self._copying = (
             (TILES_OF_THREE, ROUNDED_OF_THREE if parts.words else SPECIALISED_OF_THREE) if thirds else
             (TILES if floats else INTEGER_TILES, ROUNDED if parts.words else SPECIALISED))
+        if not floats:
+            self._copying = {tile: share for tile, share in self._copying.items() if tile[0] > WARP_ROWS}
         if floats and len(parts.rights) == 1:
             self._copying = {**self._copying, **self._fitted()}
         if parts.exact:
@@ -217,10 +221,12 @@ class Blocks:
         columns = self.at(self.parts.columns)
         if columns is None or columns < STEP:
             return {}
-        least = min(-(-columns // wide) * wide for _, wide, _ in self._copying)
-        narrow = self._copying.get((128, NARROW, 1), 1.0)
+        least = min((-(-columns // wide) * wide for rows, wide, _ in self._copying if rows > WARP_ROWS), default=0)
         found: dict[tuple[int, int, int], float] = {}
         for (rows, turns), (most, share) in FITTED.items():
+            if rows == WARP_ROWS and self.parts.words:
+                continue
+            narrow = self._copying.get((64, NARROW, 2) if rows == WARP_ROWS else (128, NARROW, 1), 1.0)
             count = -(-columns // most)
             wide = -(-columns // (count * STEP)) * STEP
             if wide <= most and wide * count < (1 - EMPTY) * least:
@@ -234,6 +240,8 @@ class Blocks:
         windows, blocks = self.boxed[0].windows, list[tuple[SpecialisedShape, int, float]]()
         counts = tuple(map(self.planned, windows.counts))
         for (rows, columns, turns), rate in self._copying.items():
+            if not self._are_panels(columns):
+                continue
             box = box_of(windows, rows, counts)
             shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=windows.taps)
             blocks.append((shape, self._boxes_of(shape), rate))
@@ -285,7 +293,8 @@ class Blocks:
 
     def _are_panels(self, columns: int) -> bool:
         """Whether each product's share of so many columns is whole panels, where these are what is copied."""
-        return not (self.mapped[1].across and columns // len(self.parts.rights) % PANEL)
+        right = self.mapped[1] if self.boxed is None else self.boxed[1]
+        return not (right.across and columns // len(self.parts.rights) % PANEL)
 
     def _ranked(self, together: bool) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""

@@ -3,8 +3,8 @@
 A lane has two neighbours in every eight columns of its warp's sums, in two rows of every sixteen.  Where what follows
 reads nothing of the results' own shape, such as a residual, it is computed there, and results are laid out in shared
 memory as they are stored: half the bytes of sums, no wait between sums and results, and only the warp's own lanes to
-wait for.  Else sums are laid out as rows, so that what is read with them comes in whole lines, but where copies bring it
-(``product_asides``).
+wait for.  Else sums are laid out as rows, so that what is read with them comes in whole lines, but where copies bring
+it (``product_asides``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.ir.scalars import DOUBLE, FUNCTIONS, TYPES
+from onnxfuse.ir.scalars import DOUBLE, FLOAT16, FUNCTIONS, TYPES
 from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
 from onnxfuse.schedules.kernel import is_vector, moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -271,8 +271,10 @@ def _values(writer: Writer, made: Sequence[Packed]) -> list[str]:
 
 def packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
     """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
-    half the instructions."""
+    half the instructions; and of halves that are numbers times their sigmoids, of which two need one reciprocal."""
     kind = TYPES[result.dtype]
+    if width > 1 and (gated := _gated_by_itself(result)) is not None:
+        return "float", writer.scalar(gated), f"of::pack_silu({name})"
     if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
         quotient, zero, *_ = result.operands
         if isinstance(quotient, Apply) and quotient.function == "steps":
@@ -281,3 +283,12 @@ def packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
                 given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
                 return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
     return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
+
+
+def _gated_by_itself(result: Scalar) -> Scalar | None:
+    """What is multiplied by its own sigmoid and rounded to half; None where that is not so."""
+    if result.dtype != FLOAT16 or not isinstance(result, Apply) or result.function != "mul":
+        return None
+    one, other = result.operands
+    return next((x for x, gate in ((one, other), (other, one)) if isinstance(gate, Apply)
+                 and gate.function == "sigmoid" and gate.operands == (x,)), None)

@@ -47,6 +47,11 @@ CASES = {
         { p = Gemm<transB = 1>(a, b, c) y = Sigmoid(p) }""",
     "a product as wide as a tile": """g (T[1997,72] a, T[144,72] b, T[144] c, T[1997,144] r) => (T[1997,144] y)
         { p = Gemm<transB = 1>(a, b) s = Add(p, c) t = Add(s, r) y = Relu(t) }""",
+    "a product of a batch and two of its results' shape": """g (T[3,197,136] a, T[3,136,264] b, T[3,197,264] c,
+        T[3,197,264] d) => (T[3,197,264] y) { p = MatMul(a, b) q = Mul(p, c) y = Add(q, d) }""",
+    "a convolution and a residual, in boxes": """g (T[3,32,32,64] x, T[72,3,3,64] w, T[72] c, T[3,32,32,72] r)
+        => (T[3,32,32,72] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          p = Conv<pads = [1,1,1,1]>(t, v, c) q = Transpose<perm = [0,2,3,1]>(p) s = Add(q, r) y = Relu(s) }""",
     "a recurrent layer, both ways": """g (T[9,5,24] x, T[2,160,24] w, T[2,160,40] r, T[2,320] b, T[2,5,40] h)
         => (T[9,2,5,40] y, T[2,5,40] s, T[2,5,40] c)
         { y, s, c = LSTM<hidden_size = 40, direction = "bidirectional">(x, w, r, b, , h) }""",
