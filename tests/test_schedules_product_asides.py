@@ -124,3 +124,11 @@ def test_both_groups_have_the_only_tile(rows: int, turns: int) -> None:
     """Where no multiprocessor has two tiles, by turns one group would have none."""
     kernel = product(with_columns(BROUGHT["with a bias and an activation"], 1024), planned={"M": rows, "K": 512}).kernel
     assert kernel.plan.variants[0].name == f"tiles of 128 x 128, 6 stages, 4 warps multiply together, one copies, tiles at a time {turns}"
+
+
+@pytest.mark.parametrize(("case", "tile"), [("a residual", "128 x 64, 8"), ("bare", "64 x 128, 8")])
+def test_one_group_alone_does_not_wait_for_rows(case: str, tile: str) -> None:
+    """Where it has its multiprocessor's only tile."""
+    text = (BROUGHT | {"bare": "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"})[case]
+    kernel = product(text, planned={"M": 1024, "K": 768, "N": 768}).kernel
+    assert kernel.plan.variants[0].name.startswith(f"tiles of {tile} stages")

@@ -36,14 +36,15 @@ MOST_EXACT = 128 * 128
 """Results of a tile of float32 products that are not rounded: registers hold what is left of operands too."""
 
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
-               (192, 192, 1): 1.0, (128, 128, 1): 0.95, (64, 64, 2): 0.6, (64, 96, 2): 0.75, (64, 128, 2): 0.85}
+               (192, 192, 1): 1.0, (128, 128, 1): 0.95, (64, 64, 2): 0.6, (64, 96, 2): 0.75, (64, 128, 2): 0.9}
 """The same of blocks with a warp that copies, which go through so many tiles at a time.  Those of 64 rows, of floats of
 16 bits alone, are for tiles that are too few for all multiprocessors otherwise (H200: of 27 small products 14 took 0.78
 to 0.95 times as long; 1,568 x 1,152 to 192 4.6 us, in tiles of 128 x 64 5.6)."""
 
-IDLE = 0.93
-"""Share of that by turns where no multiprocessor has two tiles, so that one group has none: four such products took
-1.02 to 1.10 times as long as by both groups (H200)."""
+IDLE, IDLE_READING = 0.93, 0.85
+"""Share of that by turns where no multiprocessor has two tiles, so that one group has none, and the same where what
+follows reads rows, which that group alone waits for then (H200: four products took 1.02 to 1.10 times as long as by
+both groups; tiles of 64 x 128 0.87 times as long as of 128 x 64 with an activation, 1.02 and 1.09 with a residual)."""
 
 ROUNDED = {(128, 128, 2): 0.9, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.5, (128, 192, 1): 0.75,
            (192, 192, 1): 0.8}
@@ -58,9 +59,10 @@ ROUNDED_OF_THREE = {(128, 192, 1): 0.75, (64, 192, 2): 0.6, (128, 96, 2): 0.6}
 
 FITTED = {(256, 1): (128, 1.1), (128, 2): (160, 0.85), (128, 1): (256, 0.85), (64, 2): (128, 1.0)}
 """By rows of such blocks and tiles at a time, columns at most, where these are as many as results have, or an even part
-of them; and the share that they reach of the rate of tiles between the narrow one and the largest (H200: 401,408 rows
-of 96 took 41 us in tiles of 256, 54 in tiles of 128 by turns, 51 in 256 x 128; 100,352 rows of 24 took 12, 13 and, in
-128 x 64, 16; 6,272 of 112 in tiles of 64 rows 5.3, of 128 6.3)."""
+of them; and the share that they reach of a rate from that of the narrow tile up to, of so many, the largest's (H200:
+401,408 rows of 96 took 41 us in tiles of 256, 54 in tiles of 128 by turns, 51 in 256 x 128; 100,352 rows of 24 took 12,
+13 and, in 128 x 64, 16, of 144 in tiles of 256 x 80 27, of 128 x 144 29; 6,272 of 112 in tiles of 64 rows 5.3, of 128
+6.3)."""
 
 STEP, EMPTY = 16, 0.05
 """Columns to whose multiples fitted ones are filled up; share of all tiles' columns that they must save."""
@@ -230,7 +232,8 @@ class Blocks:
             count = -(-columns // most)
             wide = -(-columns // (count * STEP)) * STEP
             if wide <= most and wide * count < (1 - EMPTY) * least:
-                found[rows, wide, turns] = min(1.0, share * (narrow + (1 - narrow) * max(0, wide - NARROW) / NARROW))
+                wider = max(0, wide - NARROW) / (most - NARROW)
+                found[rows, wide, turns] = min(1.0, share * (narrow + (1 - narrow) * wider))
         return found
 
     def _boxes(self, most: int) -> list[SpecialisedShape]:
@@ -265,7 +268,8 @@ class Blocks:
         """Of blocks, with how many tiles there are of so many stages and the share of the largest ones' rate that they
         reach, those that may be quickest; before them those of clusters that share what is summed over, where tiles are
         few."""
-        blocks = [(shape, tiles, rate * (IDLE if shape.turns > 1 and tiles <= HOPPER_HAS else 1.0))
+        idle = IDLE_READING if self.parts.beside(self.parts.lanes("@n", 1)) else IDLE
+        blocks = [(shape, tiles, rate * (idle if shape.turns > 1 and tiles <= HOPPER_HAS else 1.0))
                   for shape, tiles, rate in blocks]
         alone = sorted(((_busiest(tiles, (shape.rows, shape.columns), rate), shape) for shape, tiles, rate in blocks),
                        key=lambda each: each[0])[:most]
