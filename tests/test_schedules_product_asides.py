@@ -95,6 +95,18 @@ def test_columns_of_the_last_piece(case: str, columns: int) -> None:
         check(way, random_inputs(way, planned | {"M": 300}), length=72, limit=1, misalign=False, multiprocessors=1)
 
 
+@pytest.mark.parametrize("start", [136, 8])
+def test_a_part_of_a_tensor(start: int) -> None:
+    """Which begins elsewhere than that."""
+    text = (f"g (T[M,K] a, T[K,136] b, T[M,272] c) => (T[M,136] y) <int64[1] s = {{{start}}}, int64[1] e = {{{start + 136}}}, "
+            "int64[1] x = {1}> { r = Slice(c, s, e, x) p = MatMul(a, b) y = Add(p, r) }")
+    found = ways(text, "float16", {"M": 25088, "K": 72})
+    assert all(map(brings, found))
+    compile_all(found)
+    for way in found:
+        check(way, random_inputs(way, {"M": 197, "K": 72}), length=72, limit=1, misalign=False, multiprocessors=1)
+
+
 @pytest.mark.parametrize(("images", "high", "wide"), [(2, 16, 8), (1, 9, 64), (3, 32, 32), (9, 8, 8)])
 def test_boxes(images: int, high: int, wide: int) -> None:
     """Of a convolution's windows, 64 of which are a box too."""

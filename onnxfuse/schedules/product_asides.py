@@ -18,7 +18,7 @@ from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.schedules.attention_shape import PANEL, WARPS
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_epilogue import PAIR, Held
-from onnxfuse.schedules.product_maps import PIECE_BYTES, Mapped, laid
+from onnxfuse.schedules.product_maps import FIRST, PIECE_BYTES, Mapped, laid
 from onnxfuse.schedules.product_shape import ASIDE_SLOTS, SpecialisedShape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.text import Writer, indented, unrolled
@@ -132,8 +132,10 @@ class AsidesText(ProductText):
         if not self.asides:
             return []
         writer, first = self._writer(self.lanes), self.first + len(self.operands)
-        at = [[f"(int)(first_n + piece * {PANEL})", *self._strip_at(),
-               *(f"(int)({writer.index(symbol(axis))})" for axis in aside.axes[1 + len(self._strip_at()):])]
+        rows = self._strip_at()
+        at = [[f"(int)(first_n + piece * {PANEL})", *rows,
+               *("1" if axis == FIRST else f"(int)({writer.index(symbol(axis))})"
+                 for axis in aside.axes[1 + len(rows):])]
               for aside in self.asides]
         maps = range(first, first + len(self.asides))
         strip = "i" if self.apart else "(for_group * rows64 + i)"
