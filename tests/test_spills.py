@@ -211,7 +211,7 @@ def test_a_block_that_spills_gives_way_to_another_whose_tiles_a_warp_copies(byte
     assert isinstance(after, Region) and own.pace is not None and after.kernel.pace is not None
     assert (after.kernel == own) == stays and after.kernel.plan.maps
     costs, fusion = optimised.costs, only(optimised)
-    assert stays or costs.kernel_seconds(fusion) < costs.kernel_seconds(replace(fusion, made=after.kernel))
+    assert stays or costs.kernel_seconds(fusion) <= costs.kernel_seconds(replace(fusion, made=after.kernel))
 
 
 def test_other_ways_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,29 +163,33 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   return y;
 #endif
 }
+__device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 // x / (1 + exp(-x)), rounded to half, of two numbers by one reciprocal, that of both divisors' product: what waits here is
 // the unit for special functions.  From -41 down exp(-x) counts as 2 ^ 60, so that no divisor spoils the other one's
 // result: the quotient is nothing that half holds.  That of -infinity alone would be no number, and is its own negative.
 template <int width> __device__ __forceinline__ Vector<__half, width> pack_silu(const float (&x)[width]) {
   static_assert(width % 2 == 0, "pairs");
-  constexpr float log2_e = 1.44269504f, most = 60.0f;
   Vector<__half, width> vector;
 #pragma unroll
   for (int v = 0; v < width; v += 2) {
+#if !defined(ONNXFUSE_EMULATOR) && __CUDA_ARCH__ < 800
+    Store<__half>::pair(vector.at + v, x[v] * quick_sigmoid(x[v]), x[v + 1] * quick_sigmoid(x[v + 1]));
+#else
+    constexpr float log2_e = 1.44269504f, most = 60.0f;
     const float one = 1.0f + exp2_approximate(::fminf(x[v] * -log2_e, most));
     const float other = 1.0f + exp2_approximate(::fminf(x[v + 1] * -log2_e, most));
     const float both = reciprocal_approximate(one * other);
     const float first = x[v] * (other * both), second = x[v + 1] * (one * both);
-#if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 800
+#ifdef ONNXFUSE_EMULATOR
     Store<__half>::pair(vector.at + v, first + ::fminf(first, 0.0f) * 0.0f, second + ::fminf(second, 0.0f) * 0.0f);
 #else
     const __half2 pair = __floats2half2_rn(first, second), zero = __float2half2_rn(0.0f);
     *reinterpret_cast<__half2*>(vector.at + v) = __hfma2(__hmin2(pair, zero), zero, pair);
 #endif
+#endif
   }
   return vector;
 }
-__device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 // c0 + c1 * x + c2 * x * x + ...
 __device__ __forceinline__ float polynomial(float, float c) { return c; }
 template <typename... More> __device__ __forceinline__ float polynomial(float x, float c, More... more) {
