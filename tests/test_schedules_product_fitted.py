@@ -54,12 +54,13 @@ def test_columns_are_those_of_the_results_where_others_would_be_empty(
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("columns", [16, 24, 40, 96, 144, 240])
 @pytest.mark.parametrize("behind", BEHIND)
-def test_results(behind: str, columns: int, kind: str) -> None:
+def test_results(behind: str, columns: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tiles and parts of them, several of them a block."""
+    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
     planned = {"M": 25088, "K": 72, "N": columns}
     found = [way for way in specialised(product(text(behind), kind, planned), planned)
              if way.kernel.choice is None or way.kernel.choice["columns"] not in (128, 192, 256)]
-    assert len(found) > 1
+    assert len(found) > 2
     compile_all(found)
     for number, way in enumerate(found):
         sizes = {"M": (197, 300)[number % 2], "K": 72, "N": columns}

@@ -197,7 +197,7 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
 
 
-PRODUCT = """g (float16[4224, 4096] a, float16[4096, 512] b, float16[512] c) => (float16[4224, 512] y)
+PRODUCT = """g (float16[6304, 768] a, float16[768, 3072] b, float16[3072] c) => (float16[6304, 3072] y)
 { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"""
 
 
@@ -211,7 +211,7 @@ def test_a_block_that_spills_gives_way_to_another_whose_tiles_a_warp_copies(byte
     assert isinstance(after, Region) and own.pace is not None and after.kernel.pace is not None
     assert (after.kernel == own) == stays and after.kernel.plan.maps
     costs, fusion = optimised.costs, only(optimised)
-    assert stays or costs.kernel_seconds(fusion) <= costs.kernel_seconds(replace(fusion, made=after.kernel))
+    assert stays or costs.kernel_seconds(fusion) < costs.kernel_seconds(replace(fusion, made=after.kernel))
 
 
 def test_other_ways_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
 from onnxfuse.schedules.attention_softmax import each_row
 from onnxfuse.schedules.attention_together import SCALED, SCORES, SUMS, TogetherText
 from onnxfuse.schedules.lanes import Scope
-from onnxfuse.schedules.product_maps import FIRST, Mapped
+from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_specialised import AVAILABLE
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import added, indented, literal, unrolled
@@ -118,8 +117,7 @@ class SpecialisedAttentionText(TogetherText):
         """Panels of a tile, once everybody is done with what was there before."""
         operand = self.operands[place]
         writer = self._writer(self.parts.accesses[1 + place].lanes)
-        batch = [writer.index(dim(1) if axis == FIRST else symbol(axis)) for axis in operand.axes[2:]]
-        coordinates = ", ".join(f"(int)({one})" for one in ("panel", "start", *batch))
+        coordinates = ", ".join(f"(int)({one})" for one in ("panel", "start", *operand.others_at(writer)))
         return ["{", *indented([
             f"of::wait_for({name}s_met + turn, phase ^ 1);",
             f"of::arrive_before({name}s_here + turn, {name}_place * (int)sizeof(T));",

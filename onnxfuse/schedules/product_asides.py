@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.schedules.attention_shape import PANEL, WARPS
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_epilogue import PAIR, Held
-from onnxfuse.schedules.product_maps import FIRST, PIECE_BYTES, Mapped, laid
+from onnxfuse.schedules.product_maps import PIECE_BYTES, Mapped, laid
 from onnxfuse.schedules.product_shape import ASIDE_SLOTS, SpecialisedShape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.text import Writer, indented, unrolled
@@ -55,7 +54,7 @@ def passed() -> str:
 def counted() -> list[str]:
     """Lines by which one thread sets up the barriers of all rings: that a slot is there, and that it was stored."""
     return [f"for (int slot = 0; slot < groups * {ASIDE_SLOTS}; ++slot) {{",
-            "  of::count_arrivals(brought + slot, 1);", "  of::count_arrivals(stored + slot, 4);", "}"]
+            "  of::count_arrivals(brought + slot, 1);", f"  of::count_arrivals(stored + slot, {WARPS});", "}"]
 
 
 def brought(maps: Sequence[int], at: Sequence[Sequence[str]]) -> list[str]:
@@ -133,10 +132,8 @@ class AsidesText(ProductText):
             return []
         writer, first = self._writer(self.lanes), self.first + len(self.operands)
         rows = self._strip_at()
-        at = [[f"(int)(first_n + piece * {PANEL})", *rows,
-               *("1" if axis == FIRST else f"(int)({writer.index(symbol(axis))})"
-                 for axis in aside.axes[1 + len(rows):])]
-              for aside in self.asides]
+        at = [[f"(int)({one})" for one in (
+            f"first_n + piece * {PANEL}", *rows, *aside.others_at(writer, 1 + len(rows)))] for aside in self.asides]
         maps = range(first, first + len(self.asides))
         strip = "i" if self.apart else "(for_group * rows64 + i)"
         return [
@@ -180,7 +177,7 @@ class AsidesText(ProductText):
 
     def _strip_at(self) -> list[str]:
         """Where 64 rows begin, so many lines into the tile as ``place`` says, along each axis of rows."""
-        return ["(int)(first_m + place)"]
+        return ["first_m + place"]
 
     def _in_place(self, held: Held) -> int | None:
         return PANEL if self.asides else super()._in_place(held)

@@ -219,7 +219,7 @@ class BoxText(SpecialisedText):
         return replace(aside.map(1, symbols), box=(PANEL, *part.sides))
 
     def _strip_at(self) -> list[str]:
-        return [f"(int)({place})" for place in self._window_at().values()]
+        return [*self._window_at().values()]
 
     def _window_at(self) -> dict[str, str]:
         """Where along each axis the window is that has a place in the box."""

@@ -13,6 +13,7 @@ from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
 from onnxfuse.schedules.product_parts import ProductParts
 from onnxfuse.schedules.product_shape import STAGE_BYTES
 from onnxfuse.schedules.source import Parameter
+from onnxfuse.schedules.text import Writer
 
 PIECE_BYTES = 16
 """What neighbours along all axes but the first lie at multiples of."""
@@ -55,6 +56,10 @@ class Mapped:
             tuple(expression(size, symbols) for size in self.sizes),
             tuple(expression(stride * self.size, symbols) for stride in self.strides),
             (panel, panel if self.across else rows, *[1] * (axes - 2)), swizzle=STAGE_BYTES, promotion=PROMOTION)
+
+    def others_at(self, writer: Writer, after: int = 2) -> list[str]:
+        """Where along each axis a tile begins that lies behind the first ones: one further where the tensor does."""
+        return [writer.index(dim(1) if axis == FIRST else symbol(axis)) for axis in self.axes[after:]]
 
     @property
     def size(self) -> int:

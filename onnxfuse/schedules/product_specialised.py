@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, SHARES_OF_TWO, WARPS, WIDTH
@@ -208,7 +207,7 @@ class SpecialisedText(AsidesText):
     def _at(self, loop: str, operand: Mapped, writer: Writer) -> list[str]:
         """Where a panel begins along each axis of an operand with rows of this loop."""
         at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
-        return [*at, *(writer.index(symbol(name)) for name in operand.axes[2:])]
+        return [*at, *operand.others_at(writer)]
 
     # ---- The groups that multiply. ----
 
@@ -251,8 +250,8 @@ class SpecialisedText(AsidesText):
 
     def _prefetched(self) -> list[str]:
         """What is read with the results of a warp's rows comes to the second-level cache while they are multiplied."""
-        lines = []
-        for load in self._beside():
+        lines = list[str]()
+        for load in self._beside() if not self.asides else ():
             writer = self._writer(self.lanes)
             address = pointer(f"i{load.input}", writer.index(load.offset))
             lines += [
@@ -263,7 +262,7 @@ class SpecialisedText(AsidesText):
                     *writer.upto(Scope.VECTOR), f"of::prefetch({address});"]),
                 "}",
             ]
-        if not lines or self.asides:
+        if not lines:
             return []
         return unrolled("int i = 0; i < rows64; ++i", [*self._near(), *lines])
 
