@@ -18,6 +18,7 @@ attention.py   two products with a softmax between them; attention_parts.py what
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
                product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a
                warp that copies, product_maps.py what it can copy, product_patch.py convolutions of few channels,
+               product_tall.py many rows by few columns,
                product_library.py and product_cudnn.py what cuBLASLt and cuDNN run in its place,
                product_integers.py products of 8-bit integers
 product_norms.py  convolutions of whose results a norm over windows is taken; norm_groups.py of which groups,

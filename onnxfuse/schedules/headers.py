@@ -18,8 +18,8 @@ QUALIFIER, MACRO = "of::", "OF_"
 """What a text calls definitions by, and what the names of macros begin with."""
 
 HEADERS = ("onnxfuse", "columns", "pieces", "scan", "tile", "stencil", "mma", "tf32", "int8", "warpgroup",
-           "tensor_copies", "moments", "cluster", "patch", "patch_tf32", "few_rows", "int8_together", "tf32_together",
-           "recurrent")
+           "tensor_copies", "moments", "cluster", "patch", "patch_tf32", "tall", "few_rows", "int8_together",
+           "tf32_together", "recurrent")
 """All of them, those first that others use."""
 
 INCLUDES = {"half": "#include <cuda_fp16.h>\n", "bfloat16": "#include <cuda_bf16.h>\n"}

@@ -49,6 +49,7 @@ from onnxfuse.schedules.product_patch import PatchShape, PatchText, pace_of, pat
 from onnxfuse.schedules.product_pixels import PixelShape, PixelText, pixel_shapes_of
 from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
+from onnxfuse.schedules.product_tall import TallShape, TallText, tall_of, tall_pace, tall_shapes_of
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_tf32 import RoundedBoxText, RoundedSpecialisedText
 from onnxfuse.schedules.product_windows import Windows, has_windows
@@ -84,6 +85,7 @@ class Product(Schedule):
     name = "product"
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
     optional = MappingProxyType({
+        "alone": "{alone} warps go through rows by themselves",
         "sharers": "{sharers} warps share what is summed over",
         "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks a multiprocessor",
         "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
@@ -149,6 +151,8 @@ class ProductWork:
         products = contractions(self.lowered)
         self.boxed = None if self.mapped else boxed_of(products, parts, found[1])
         self.patch = patch_of(products, parts, planned) if floats and not parts.exact else None
+        self.tall = None if parts.integers or parts.exact else tall_of(
+            products, parts, (self.lanes, self.stored), planned)
         self.library = (library_of(parts) or product_cudnn.convolution_of(products, parts)) if floats else None
         self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
         self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None
@@ -169,14 +173,15 @@ class ProductWork:
     def kernel(self) -> Kernel:
         """All of it."""
         lowered, request = self.lowered, self.request
-        patched, pixels, few = self._patched(), self._pixels(), self._few()
+        patched, pixels, few, tall = self._patched(), self._pixels(), self._few(), self._tall()
         plain = [] if self._meets() else [shape for shape in few if shape.plain]
         general = self.blocks.own(self.blocks.together[0])
         tried = self.blocks.offered(MOST_TILES)
         copied = self.blocks.copied(tried)
-        own = [*patched, *(pixels if self._are_quicker(pixels, copied) else ()), *plain, *copied, general][0]
+        own = [*patched, *(pixels if self._are_quicker(pixels, copied) else ()), *plain,
+               *(shape for shape in tall if shape.quicker), *copied, general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
-            shape.choice: shape for shape in self._with_library([*patched, *few, *pixels, *tried])}
+            shape.choice: shape for shape in self._with_library([*patched, *few, *pixels, *tall, *tried])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         if isinstance(first, LibraryShape) and self.library is not None:
             self.variants.append(self.library.variant(first, lowered.binding.symbols))
@@ -188,9 +193,9 @@ class ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = f" (behind {self.library.title})" if self.library and isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        pieces = ["patch", *(["patch_tf32"] if self.parts.words else [])] if patched or pixels else []
+        pieces = ["patch", *(["patch_tf32"] if self.parts.words else [])] if patched or pixels or tall else []
         headers = ("onnxfuse", "mma", *MULTIPLYING[self.parts.size],
-                   *(["tensor_copies", "cluster"] if self.maps else []), *pieces,
+                   *(["tensor_copies", "cluster"] if self.maps else []), *pieces, *(["tall"] if tall else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         choices = tuple(each for each, shape in offered.items() if shape != own)
@@ -200,6 +205,8 @@ class ProductWork:
 
     def _pace(self, shape: ProductShape | LibraryShape) -> Pace | None:
         """What the time of a kernel that begins with such a block follows from."""
+        if isinstance(shape, TallShape) and self.tall is not None:
+            return tall_pace(self.tall, shape, self.blocks.at)
         if not isinstance(shape, PatchShape) or self.patch is None:
             return self.blocks.pace(shape, self.lanes.width)
         pace = pace_of(self.patch, shape, self.blocks.at)
@@ -220,6 +227,8 @@ class ProductWork:
                     self._add_patched(shape, narrow)
                 elif isinstance(shape, FewShape):
                     self._add_few(shape, narrow)
+                elif isinstance(shape, TallShape):
+                    self._add_tall(shape, narrow)
                 else:
                     self._add(shape, (*narrow, *self.guards, *fitting(shape)))
             self._add(self.blocks.least, narrow)
@@ -268,6 +277,10 @@ class ProductWork:
         few rows would each read for itself, three to six times as long (a VAE's and a U-Net's last)."""
         windows = any(map(has_windows, contractions(self.lowered)))
         return windows and any(side.width > 1 and not side.across for side in self.vectors[1:])
+
+    def _tall(self) -> list[TallShape]:
+        """A block for many rows by few columns."""
+        return [] if self.tall is None else tall_shapes_of(self.tall, self.blocks.planned, self.signature.sizes)
 
     def _few(self) -> list[FewShape]:
         """Blocks for few rows, where there are few."""
@@ -337,6 +350,17 @@ class ProductWork:
         rounding = (TF32_CORES,) if self.parts.rounds else ()
         self.variants.append(Variant(
             Product().words(shape.choice), (step,), (*rounding, *guards, *self.patch.guards, *fitting(shape))))
+
+    def _add_tall(self, shape: TallShape, guards: tuple[str, ...]) -> None:
+        """A variant whose warps go through rows, as many blocks as the GPU has room for."""
+        assert self.tall is not None
+        body = TallText(self.tall, shape, self.signature.sizes).text()
+        function = self.functions[shape.name] = Function(
+            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        blocks = f"{self.rows} {shape.rows} ceil sms {shape.beside} * min"
+        rounding = (TF32_CORES,) if self.parts.rounds else ()
+        self.variants.append(Variant(Product().words(shape.choice), (self._step(function, shape, blocks),), (
+            *rounding, *guards, *self.tall.guards, *fitting(shape))))
 
     def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps share what is summed over, where rows are few."""

@@ -100,6 +100,13 @@ CASES = {
     "a convolution of float32, pixels in vectors": """g (float[2,190,191,4] x, float[24,3,3,4] w, float[24] b)
         => (float[2,190,191,24] y) { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           c = Conv<pads = [1,1,1,1]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "many rows by few columns": """g (T[16905,40] a, T[24,40] w, T[24] c, T[16905,24] r) => (T[16905,24] y)
+        { p = Gemm<transB = 1>(a, w, c) y = Add(p, r) }""",
+    "many rows by few columns, one pair of steps": """g (T[2,97,89,24] x, T[72,24,1,1] w, T[72] b) => (T[2,97,89,72] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) c = Conv(i, w, b) s = Sigmoid(c) q = Mul(c, s)
+          y = Transpose<perm = [0,2,3,1]>(q) }""",
+    "many rows by few columns, float32": """g (float[17001,12] a, float[20,12] w) => (float[17001,20] y)
+        { p = Gemm<transB = 1>(a, w) y = Relu(p) }""",
     "a stem of float32": """g (float[2,3,37,35] x, float[24,3,3,3] w) => (float[2,19,18,24] y)
         { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
     "a convolution of volumes, windows in boxes": """g (T[2,9,11,13,64] x, T[40,3,3,3,64] w, T[40] b)
