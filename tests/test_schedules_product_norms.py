@@ -35,6 +35,12 @@ FORMS: Mapping[str, str] = {
         "<int64[3] d = {0,4,-1}, int64[4] f = {-1,72,128,64}> "
         f"{{ {LAST} k = Conv(x, w, b) n = Transpose<perm = [0,2,3,1]>(k) q = Add(n, z) c = Transpose<perm = [0,3,1,2]>(q) "
         "r = Reshape(c, d) i = InstanceNormalization(r, o, u) j = Reshape(i, f) l = Relu(j) " + END + " }"),
+    "windows, a residual, two pieces of columns": (
+        "g (T[1,128,64,64] t, T[128,3,3,64] v, T[128] b, T[1,128,64,128] z, T[4] o, T[4] u) => (T[1,128,64,128] y) "
+        "<int64[3] d = {0,4,-1}, int64[4] f = {-1,128,128,64}> "
+        f"{{ {LAST} k = Conv<pads = [1,1,1,1]>(x, w, b) n = Transpose<perm = [0,2,3,1]>(k) q = Add(n, z) "
+        "c = Transpose<perm = [0,3,1,2]>(q) r = Reshape(c, d) i = InstanceNormalization(r, o, u) j = Reshape(i, f) "
+        "l = Relu(j) " + END + " }"),
     "one axis, a scale for each group": (
         "g (T[2,8192,64] t, T[24,3,64] v, T[2] s, T[2] e) => (T[2,8192,24] y) { x = Transpose<perm = [0,2,1]>(t) "
         "w = Transpose<perm = [0,2,1]>(v) c = Conv<pads = [1,1]>(x, w) n = GroupNormalization<num_groups = 2>(c, s, e) "
@@ -99,7 +105,8 @@ def test_two_launches() -> None:
 
 def test_blocks_in_any_order() -> None:
     """Warps wait for what the others of their group know, and before they write over it."""
-    for form in ("groups of channels, pixels", "a residual, whose sum is a result"):
+    for form in ("groups of channels, pixels", "a residual, whose sum is a result",
+                 "windows, a residual, two pieces of columns"):
         made = made_of(form)
         for way in (made, *(told(made, choice, {}) for choice in made.kernel.choices)):
             check(first(way), random_inputs(way, {}), length=64, misalign=False, orders=["backward", 3, 4],

@@ -15,6 +15,12 @@ from onnxfuse.schedules.text import indented, unrolled
 MEANS, SQUARES = "means", "squares"
 """Parameters: float32, of the rows' groups and columns."""
 
+Room = tuple[str, int]
+"""A warp's own floats in shared memory, and how many there are from one warp's to the next one's."""
+
+OWN: Room = ("own_laid", 16 * PIECE)
+"""Where sums are laid out otherwise."""
+
 
 class ColumnMoments:
     """Writes it for a kernel whose warps have roles: ``laid``, ``group``, ``warp`` and ``lane`` are its names."""
@@ -42,11 +48,11 @@ class ColumnMoments:
         return [f"of::Moments known[columns / {wide}][2] = {{}};",
                 "of::wait_for(known_read + group, known_phase ^ 1);"]
 
-    def packed(self) -> list[str]:
-        """Lines that go down a piece as results are laid out."""
+    def packed(self, laid: str) -> list[str]:
+        """Lines that go down a piece as results are laid out, from there on."""
         return ["{", *indented([
             "of::Moments found[2];",
-            "of::find_moments<piece_wide>(found, at0, lane);",
+            f"of::find_moments<piece_wide>(found, {laid}, lane);",
             "of::add_moments(known[piece], found, i);"]), "}"]
 
     def shared(self) -> list[str]:
@@ -58,9 +64,11 @@ class ColumnMoments:
                 "if (piece == now % pieces) of::add_moments(known[piece], found, now / pieces);"]),
         ]
 
-    def after(self, columns: str, row: str, wide: int, width: int) -> list[str]:
+    def after(self, columns: str, row: str, wide: int, width: int, room: Room = OWN) -> list[str]:
         """Lines behind a tile's results, of so many ``columns`` in all, that tell what the group knows; ``row``: which
-        of the tiles' rows these are; ``wide``: columns of a piece, ``width``: of a vector, where results are these."""
+        of the tiles' rows these are; ``wide``: columns of a piece, ``width``: of a vector, where results are these;
+        ``room``: where warps lay out what they know."""
+        own, apart = room
         place = row if self.apart else f"({row}) * groups + group"
         column = f"of::shared_column<{wide // width}, {width}>(lane)" if width else "lane * 2"
         return [
@@ -68,13 +76,13 @@ class ColumnMoments:
             *unrolled(f"int piece = 0; piece < columns / {wide}; ++piece", unrolled("int v = 0; v < 2; ++v", [
                 "of::Vector<float, 2> pair;",
                 "pair.at[0] = known[piece][v].mean, pair.at[1] = known[piece][v].squares;",
-                f"if (lane * 2 < {wide}) of::store(own_laid + (piece * {wide} + {column} + v) * 2, pair);"])),
+                f"if (lane * 2 < {wide}) of::store({own} + (piece * {wide} + {column} + v) * 2, pair);"])),
             "of::arrive(known_here + group);",
             "of::wait_for(known_here + group, known_phase);",
             f"for (int column = threadIdx.x % {32 * WARPS}; column < columns; column += {32 * WARPS}) {{",
             *indented([
                 f"if (first_n + column >= {columns}) break;",
-                f"const of::Moments all = of::of_four(own_laid - warp % {WARPS} * {16 * PIECE}, {16 * PIECE}, column, "
+                f"const of::Moments all = of::of_four({own} - warp % {WARPS} * {apart}, {apart}, column, "
                 f"{self.shape.windows // WARPS}.0f);",
                 f"const idx place = ({place}) * {columns} + first_n + column;",
                 f"{MEANS}[place] = all.mean, {SQUARES}[place] = all.squares;",

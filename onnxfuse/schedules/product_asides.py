@@ -113,7 +113,7 @@ class AsidesText(ProductText):
         moving, held = self._moving(), self._held()
         found = [aside for load in moving if (aside := self._aside(load)) is not None]
         usable = (
-            0 < len(found) == len(moving) <= ASIDE_SLOTS and held is not None and not self.shape.moments
+            0 < len(found) == len(moving) <= ASIDE_SLOTS and held is not None
             and len(self.rights) == 1 and [kind.size for kind in self.kinds] == [BYTES]
             and self.lanes.width * BYTES == PIECE_BYTES and self._piece_wide(held) is not None)
         return found if usable else []
@@ -197,6 +197,7 @@ class AsidesText(ProductText):
                 *self._computed(held),
                 "__syncwarp();",
                 "{", *indented(self._sent()), "}",
+                *self._followed(),
                 *done(self.asides),
             ])),
         ]

@@ -11,13 +11,14 @@ when the other has met all stages of its tile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, SHARES_OF_TWO, WARPS, WIDTH
 from onnxfuse.schedules.column_moments import ColumnMoments
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.product_asides import AsidesText, allowed, counted
+from onnxfuse.schedules.product_asides import BYTES, AsidesText, allowed, counted
 from onnxfuse.schedules.product_epilogue import Held
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
@@ -58,8 +59,13 @@ class SpecialisedText(AsidesText):
         self.shape: SpecialisedShape = shape
         self.split, self.sharing = shape.split, "split" if shape.split > 1 else ""
         self._barriers = "allowed + groups" if self.apart else "multiplied + stages"
-        self.moments = ColumnMoments(shape, self._barriers) if shape.moments else None
         self.start, self.end = ("begin", "end") if self.split > 1 else ("0", self.extents["k"])
+
+    @cached_property
+    def moments(self) -> ColumnMoments | None:
+        """What tells mean and squares of columns, where that is asked for."""
+        behind = f"stored + groups * {ASIDE_SLOTS}" if self.asides else self._barriers
+        return ColumnMoments(self.shape, behind) if self.shape.moments else None
 
     def text(self) -> Body:
         """All of it."""
@@ -114,7 +120,7 @@ class SpecialisedText(AsidesText):
 
     def _more_counted(self) -> list[str]:
         """Lines by which one thread sets up further barriers."""
-        return self.moments.counted() if self.moments else [*indented(counted())] if self.asides else []
+        return [*(indented(counted()) if self.asides else ()), *(self.moments.counted() if self.moments else ())]
 
     @property
     def _users(self) -> int:
@@ -319,10 +325,17 @@ class SpecialisedText(AsidesText):
             return lines
         packed = self._in_place(held)
         wide, width = packed or PIECE, 0 if packed else self.lanes.width
-        return [*self.moments.before(wide), *lines, *self.moments.after(self.extents["n"], self._down, wide, width)]
+        after = [] if self.asides else self.moments.after(self.extents["n"], self._down, wide, width)
+        return [*self.moments.before(wide), *lines, *after]
 
     def _followed(self) -> list[str]:
-        return self.moments.packed() if self.moments else []
+        if self.moments is None or not self.asides:
+            return self.moments.packed("at0") if self.moments else []
+        # What warps know lies where the last results did, before that place is left to the next copy.
+        laid = f"at0 + warp % {WARPS} * {16 * PANEL}"
+        told = self.moments.after(
+            self.extents["n"], self._down, PANEL, 0, (f"(reinterpret_cast<float*>({laid}))", 16 * PANEL * BYTES // 4))
+        return [*self.moments.packed(laid), "if (i == rows64 - 1 && piece == pieces - 1) {", *indented(told), "}"]
 
     @property
     def _down(self) -> str:
