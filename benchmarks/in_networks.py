@@ -8,9 +8,10 @@ Each fused row runs in a process of its own under CUPTI, as predictions.py has i
 of the whole network leaves them.  PyTorch's convolutions have no bias, their inputs take turns so that the L2 holds
 none, and cuDNN's fastest is found first; several of one region count together.  A region's floor is its bytes, those of
 residuals and of what else it reads and writes included, at the rate of a large copy; what it moves beside its
-convolutions' own images, weights and results, such as a residual, or what its norm reads and writes again, is counted
-beside PyTorch's time at that rate.  Passes where no region takes longer than PyTorch's convolution and that, or than
-1.25 times its floor.
+convolutions' own images, weights and results, such as a residual, is counted beside PyTorch's time at that rate.
+Launches that compute no convolution, such as a norm's second pass, are a column of their own, and those that do are
+what is compared.  Passes where none of these takes longer than PyTorch's convolution and what it moves beside, or than
+1.25 times the region's floor.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ LAPS = 10
 SIZES = {kind.name: kind.size for kind in TYPES.values()}
 """Bytes of an element, by the type as PyTorch calls it."""
 
+OTHERS = ("_of_all_", "_of_each_", "_of_mean_", "_of_scale_")
+"""In the names of launches that compute no convolution: of a norm behind one (``schedules.product_norms``), of means
+and what is scaled around a squeeze (``schedules.gated``)."""
+
 SHORT = 1.0
 """Microseconds under which two times are the same: what a clock tells apart of a kernel in a network."""
 
@@ -83,13 +88,17 @@ class Convolution:
     @property
     def bytes(self) -> int:
         """Of its image, weights and result."""
+        return (prod(self.image) + prod(self.weights)) * SIZES[self.kind] + self.result
+
+    @property
+    def result(self) -> int:
+        """Bytes of its result."""
         rank = len(self.image) - 2
         sides = [(side + before + behind - dilation * (taps - 1) - 1) // stride + 1 for
                  side, before, behind, dilation, taps, stride in zip(
                      self.image[2:], self.pads[:rank], self.pads[rank:], self.dilations, self.weights[2:],
                      self.strides, strict=True)]
-        elements = prod(self.image) + prod(self.weights) + self.image[0] * self.weights[0] * prod(sides)
-        return elements * SIZES[self.kind]
+        return self.image[0] * self.weights[0] * prod(sides) * SIZES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -103,8 +112,8 @@ class PlannedNetwork(Predicted):
 
 @dataclass(frozen=True)
 class InNetwork:
-    """Regions of a row that are alike: their convolutions, how many, their bytes, and microseconds of one, of PyTorch's
-    convolutions, and of what it moves beside these."""
+    """Regions of a row that are alike: their convolutions, how many, their bytes, and microseconds of one's launches
+    with convolutions, of PyTorch's convolutions, of what these launches move beside, and of its other launches."""
 
     row: str
     convolutions: tuple[Convolution, ...]
@@ -114,6 +123,7 @@ class InNetwork:
     measured: float | None
     torch: float
     beside: float
+    others: float
 
     @property
     def share(self) -> float | None:
@@ -195,11 +205,20 @@ def beside(planned: PlannedNetwork, compared: Sequence[Compared], copy: float, t
         # Those of a library have kernels of any name: the database tells what they take by themselves.
         known = [alone[one.region.node] if one.measured is None else one.measured for one in same]
         times = [time for time in known if time is not None]
-        beside = max(0, size - sum(each.bytes for each in inside))
+        others = fmean(map(_others, same))
+        region = same[0].region
+        read = sum(each.bytes - each.result for each in inside)
+        beside = max(0, region.reads - read if others else size - sum(each.bytes for each in inside))
         found.append(InNetwork(
-            planned.row.name, inside, len(same), size, 1e6 * size / copy, fmean(times) if times else None,
-            sum(torch[each] for each in inside), 1e6 * beside / copy))
+            planned.row.name, inside, len(same), size, 1e6 * size / copy, fmean(times) - others if times else None,
+            sum(torch[each] for each in inside), 1e6 * beside / copy, others))
     return found
+
+
+def _others(one: Compared) -> float:
+    """Microseconds of launches that compute no convolution."""
+    return sum(time for (name, _), time in zip(one.region.launches, one.launches, strict=False)
+               if any(other in name for other in OTHERS))
 
 
 def show(found: Sequence[InNetwork]) -> tuple[str, bool]:
@@ -208,20 +227,23 @@ def show(found: Sequence[InNetwork]) -> tuple[str, bool]:
     for row in dict.fromkeys(one.row for one in found):
         chosen = [one for one in found if one.row == row]
         told = [one for one in chosen if one.measured]
-        ours, theirs = (sum(one.count * time for one, time in times) for times in (
-            [(one, one.measured or 0.0) for one in told], [(one, one.torch) for one in told]))
-        lines.append([row, str(sum(one.count for one in chosen)), f"{ours:.0f}", f"{theirs:.0f}",
+        ours, theirs, others = (sum(one.count * time for one, time in times) for times in (
+            [(one, one.measured or 0.0) for one in told], [(one, one.torch) for one in told],
+            [(one, one.others) for one in told]))
+        lines.append([row, str(sum(one.count for one in chosen)), f"{ours:.0f}", f"{others:.0f}", f"{theirs:.0f}",
                       f"{ours / theirs:.2f}" if theirs else "", str(sum(
                           one.count for one in told if one.measured and one.measured <= one.torch + SHORT)),
                       str(sum(one.count for one in chosen if one.meets))])
-    text = table(["row", "regions", "µs", "PyTorch's convolutions µs", "share", "no longer", "or with their bytes"],
-                 lines)
+    text = table(["row", "regions", "µs", "other launches µs", "PyTorch's convolutions µs", "share", "no longer",
+                  "or with their bytes"], lines)
     slow = sorted((one for one in found if not one.measured or one.measured > one.torch + SHORT),
                   key=lambda one: (one.meets, -(one.share or 0.0)))
     text += "\n\n" + table(
-        ["longer than PyTorch's", "", "regions", "MB", "floor µs", "µs", "PyTorch µs", "beside µs", "share", "allowed"],
+        ["longer than PyTorch's", "", "regions", "MB", "floor µs", "µs", "others µs", "PyTorch µs", "beside µs",
+         "share", "allowed"],
         [[one.row, " and ".join(each.text for each in one.convolutions), str(one.count), f"{one.bytes / 1e6:.1f}",
-          f"{one.floor:.1f}", f"{one.measured:.1f}" if one.measured else "-", f"{one.torch:.1f}", f"{one.beside:.1f}",
+          f"{one.floor:.1f}", f"{one.measured:.1f}" if one.measured else "-", f"{one.others:.1f}",
+          f"{one.torch:.1f}", f"{one.beside:.1f}",
           f"{one.share:.2f}" if one.share else "-", "yes" if one.meets else "no"] for one in slow])
     return text, all(one.meets for one in found)
 

@@ -90,12 +90,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Compared:
-    """A region beside its measured microseconds; None where they cannot be told, and ``note`` says why."""
+    """A region beside its measured microseconds; None where they cannot be told, and ``note`` says why.  ``launches``:
+    those of each of its launches."""
 
     row: str
     region: Region
     measured: float | None
     note: str = ""
+    launches: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -208,19 +210,19 @@ def compare(made: Predicted, found: Seen) -> list[Compared]:
 
 
 def _compared(row: str, region: Region, found: Mapping[str, Mapping[Grid, Sequence[float]]]) -> Compared:
-    total, note = 0.0, ""
+    times, note = list[float](), ""
     for name, grid in region.launches:
         grids = found.get(name, {})
         if grid is not None and grid in grids:
-            total += fmean(grids[grid])
+            times.append(fmean(grids[grid]))
         elif len(grids) == 1 or (grids and grid is None):
-            total += fmean(time for times in grids.values() for time in times)
+            times.append(fmean(time for each in grids.values() for time in each))
             note = f"{name} ran with grid {_grids(grids)} instead of {grid}" if grid is not None else note
         else:
             others = ", ".join(other for other in region.names if other in found)
             ran = f"with {_grids(grids)}" if grids else f"but {others}" if others else "and nothing else of the node"
             return Compared(row, region, None, f"{name} was not launched with grid {grid}, {ran}")
-    return Compared(row, region, total if region.launches else None, note)
+    return Compared(row, region, sum(times) if region.launches else None, note, tuple(times))
 
 
 def _grids(grids: Iterable[Grid]) -> str:
