@@ -57,6 +57,9 @@ STORED, SUMMED = {2: 1.1e-8, 4: 1.5e-8}, {2: 0.6e-10, 4: 0.9e-10}
 """By the bytes of an element, seconds of a tile for each column and, of that, for each byte of its windows (H100: 14
 ways of eight convolutions of float16 took 0.85 to 1.15 times as long as is predicted so, 12 of float32 0.9 to 1.15)."""
 
+WEIGHTS_AT_ONCE, WAITED = 8, 0.33e-6
+"""Weights that a thread asks for at once, and seconds until these are there."""
+
 AT_ONCE, LESS_AT_ONCE = 4, 2
 """Lines of the piece that a warp asks for at once, and where results have their channels first, which takes registers.
 """
@@ -143,6 +146,11 @@ class PatchShape(ProductShape):
         return TILE + BROUGHT * self.brought + self.columns * column
 
     @property
+    def begins(self) -> float:
+        """Seconds until all weights of a block are there."""
+        return WAITED * -(-self.columns * self.depth // (32 * WARPS * WEIGHTS_AT_ONCE))
+
+    @property
     def beside(self) -> int:
         """Blocks that a multiprocessor is to hold at least."""
         return 4 if self.columns <= 64 else 2
@@ -202,8 +210,8 @@ def depth_of(patch: Patch) -> int:
 
 
 def busiest(patch: Patch, shape: PatchShape, planned: Callable[[Dim], int]) -> float:
-    """Seconds that the busiest multiprocessor's tiles take."""
-    return _most_tiles(patch, shape, planned) * shape.seconds
+    """Seconds that the busiest multiprocessor's tiles take, and before them the weights."""
+    return shape.begins + _most_tiles(patch, shape, planned) * shape.seconds
 
 
 def _most_tiles(patch: Patch, shape: PatchShape, planned: Callable[[Dim], int]) -> int:
@@ -221,9 +229,7 @@ def pace_of(patch: Patch, shape: PatchShape, at: Callable[[Dim], int | None]) ->
     known = {size: found for size, found in sizes.items() if found is not None}
     if len(known) < len(sizes):
         return None
-    weights = BROUGHT / 2 * shape.size * shape.columns * shape.depth
-    tiles = _most_tiles(patch, shape, known.__getitem__)
-    return Pace(tiles, 1, 0, whole=weights + tiles * shape.seconds)
+    return Pace(_most_tiles(patch, shape, known.__getitem__), 1, 0, whole=busiest(patch, shape, known.__getitem__))
 
 
 class PatchText(ProductText):
@@ -312,7 +318,7 @@ class PatchText(ProductText):
         writer = self._writer(side.lanes)
         value = writer.scalar(side.scalar)
         return [
-            "#pragma unroll 4",
+            f"#pragma unroll {WEIGHTS_AT_ONCE}",
             "for (int item = threadIdx.x; item < columns * depth; item += threads) {",
             *indented([
                 "constexpr int v = 0, width = 1;", "const idx k = item % depth, n = first_n + item / depth;",

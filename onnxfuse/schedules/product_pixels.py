@@ -42,6 +42,9 @@ BROUGHT, SUMMED = {2: 5.0e-11, 4: 7.5e-11}, {2: 4.1e-11, 4: 6.0e-11}
 each column of each byte of its windows (H100: 16 ways of 13 convolutions of float16 took 0.85 to 1.2 times as long as
 is predicted so, ten of float32 0.75 to 1.25)."""
 
+WEIGHED = 5.0e-11
+"""Seconds for each byte of weights, before the first tile."""
+
 AT_ONCE = 4
 """Vectors of a line that a thread asks for at once."""
 
@@ -65,6 +68,11 @@ class PixelShape(PatchShape):
     def seconds(self) -> float:
         """See ``PatchShape``."""
         return self.size * (BROUGHT[self.size] * self.brought + SUMMED[self.size] * self.columns * self.depth)
+
+    @property
+    def begins(self) -> float:
+        """See ``PatchShape``: by vectors."""
+        return self.size * WEIGHED * self.columns * self.depth
 
     @property
     def beside(self) -> int:
