@@ -35,7 +35,7 @@ sliced.py      products that write parts of one result, windows and copies besid
 recurrent.py   recurrent layers
 operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
-text.py        scalar expressions as C++; lanes.py where they are known
+text.py        scalar expressions as C++; lanes.py where they are known, packing.py how vectors are stored
 together.py    several independent regions, each with its own schedule's kernel, in one launch
 schedule.py    what a schedule is; choice.py what tuning may change
 source.py      a kernel's text as data: functions, entries and their parameters

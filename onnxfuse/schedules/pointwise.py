@@ -43,6 +43,7 @@ from onnxfuse.schedules.kernel import (
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.packing import packed
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.text import Sizes, Writer, pointer, unrolled
@@ -375,15 +376,11 @@ class Store:
 
 def vector_lines(writer: Writer, stores: Sequence[Store]) -> list[str]:
     """Lines that compute a vector of each output and store it; where it is, the text before them says."""
-    values = [writer.scalar(store.scalar) for store in stores]
-    kinds = [TYPES[store.dtype] for store in stores]
+    made = [(store, *packed(writer, store.scalar, f"y{store.index}")) for store in stores]
     lane = writer.lines[Scope.LANE]
     outer = writer.upto(Scope.VECTOR)
-    outer += [f"{kind.compute} y{store.index}[width];" for store, kind in zip(stores, kinds, strict=True)]
-    inner = [*lane, *(f"y{store.index}[v] = {text};" for store, text in zip(stores, values, strict=True))]
-    after = [
-        f"of::store({store.target}, of::pack<{kind.storage}>(y{store.index}));"
-        for store, kind in zip(stores, kinds, strict=True)
-    ]
+    outer += [f"{kind} y{store.index}[width];" for store, kind, _, _ in made]
+    inner = [*lane, *(f"y{store.index}[v] = {value};" for store, _, value, _ in made)]
+    after = [f"of::store({store.target}, {vector});" for store, _, _, vector in made]
     loop = unrolled("int v = 0; v < width; ++v", inner)
     return [*outer, *loop, *after]

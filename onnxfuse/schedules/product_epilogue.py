@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.ir.scalars import DOUBLE, FLOAT16, FUNCTIONS, TYPES
+from onnxfuse.ir.scalars import DOUBLE, FUNCTIONS, TYPES
 from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
 from onnxfuse.schedules.kernel import is_vector, moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.packing import Packed, packed
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import PIECE, ProductShape
 from onnxfuse.schedules.text import Sizes, Writer, added, indented, pointer, unrolled
@@ -29,10 +30,6 @@ LINE_BYTES, VECTOR_BYTES = 128, 16
 MOST_INSTRUCTIONS = 80
 """What an element takes at most where results are computed where sums are: there all of a thread's, up to 128 elements,
 are text of their own.  Of a sine they would take the compiler three times as long, and 200 kB."""
-
-
-Packed = tuple[str, str, str]
-"""The type of what lanes keep of a result, its value, and what makes a vector of that."""
 
 
 @dataclass(frozen=True)
@@ -267,28 +264,3 @@ def _values(writer: Writer, made: Sequence[Packed]) -> list[str]:
         *unrolled("int v = 0; v < width; ++v", [
             *writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, (_, value, _) in enumerate(made))]),
     ]
-
-
-def packed(writer: Writer, result: Scalar, name: str, width: int) -> Packed:
-    """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
-    half the instructions; and of halves that are numbers times their sigmoids, of which two need one reciprocal."""
-    kind = TYPES[result.dtype]
-    if width > 1 and (gated := _gated_by_itself(result)) is not None:
-        return "float", writer.scalar(gated), f"of::pack_silu({name})"
-    if width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
-        quotient, zero, *_ = result.operands
-        if isinstance(quotient, Apply) and quotient.function == "steps":
-            source, step = quotient.operands
-            if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
-                given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
-                return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
-    return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
-
-
-def _gated_by_itself(result: Scalar) -> Scalar | None:
-    """What is multiplied by its own sigmoid and rounded to half; None where that is not so."""
-    if result.dtype != FLOAT16 or not isinstance(result, Apply) or result.function != "mul":
-        return None
-    one, other = result.operands
-    return next((x for x, gate in ((one, other), (other, one)) if isinstance(gate, Apply)
-                 and gate.function == "sigmoid" and gate.operands == (x,)), None)

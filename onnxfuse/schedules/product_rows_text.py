@@ -18,8 +18,8 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.moments import Moments
 from onnxfuse.schedules.online import bare
+from onnxfuse.schedules.packing import packed
 from onnxfuse.schedules.phases import WORDS, Output, Phases, neutral, vectors_of
-from onnxfuse.schedules.product_epilogue import packed
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import ProductParts
 from onnxfuse.schedules.product_shape import PIECE, STAGE_BYTES, SpecialisedShape

@@ -168,10 +168,10 @@ __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f
 // the unit for special functions.  From -41 down exp(-x) counts as 2 ^ 60, so that no divisor spoils the other one's
 // result: the quotient is nothing that half holds.  That of -infinity alone would be no number, and is its own negative.
 template <int width> __device__ __forceinline__ Vector<__half, width> pack_silu(const float (&x)[width]) {
-  static_assert(width % 2 == 0, "pairs");
   Vector<__half, width> vector;
+  if constexpr (width % 2) vector.at[width - 1] = __float2half_rn(x[width - 1] * quick_sigmoid(x[width - 1]));
 #pragma unroll
-  for (int v = 0; v < width; v += 2) {
+  for (int v = 0; v + 1 < width; v += 2) {
 #if !defined(ONNXFUSE_EMULATOR) && __CUDA_ARCH__ < 800
     Store<__half>::pair(vector.at + v, x[v] * quick_sigmoid(x[v]), x[v + 1] * quick_sigmoid(x[v + 1]));
 #else
