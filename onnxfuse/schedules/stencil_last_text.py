@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.packing import packed
+from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.stencil_last_shape import StencilLastParts
 from onnxfuse.schedules.stencil_last_strips import PIECE, Edges, StencilLastShape
@@ -321,23 +321,18 @@ class StripsText:
         parts = self.parts
         writer = self._writer(self.lanes, lambda scalar: (
             "sums[own][place][v]" if isinstance(scalar, Contracted) else None))
-        made = [(pointer(f"o{number}", writer.index(place)), *packed(writer, result, f"y{number}", self.lanes.width))
-                for number, (result, place) in enumerate(zip(parts.results, parts.places, strict=True))]
-        computed = [
-            *writer.upto(Scope.VECTOR),
-            *(f"{kind} y{number}[width];" for number, (_, kind, _, _) in enumerate(made)),
-            *unrolled("int v = 0; v < width; ++v", [*writer.lines[Scope.LANE], *(
-                f"y{number}[v] = {value};" for number, (_, _, value, _) in enumerate(made))]),
-            *(f"const auto result{number} = {vector};" for number, (*_, vector) in enumerate(made)),
-            *(f"of::store({target}, result{number});" for number, (target, *_) in enumerate(made)),
-        ]
+        stores = [
+            Store(number, output.dtype, result, pointer(f"o{number}", writer.index(place)))
+            for number, (output, result, place) in enumerate(zip(
+                parts.lowered.program.outputs, parts.results, parts.places, strict=True))]
         _, height, width = self.counts
         return unrolled("int own = 0; own < tall; ++own", unrolled("int place = 0; place < broad; ++place", [
             "const idx oy = first_y + own, ox = first_x + place;",
-            f"if (oy < {height} && ox < {width}) {{", *indented([*computed, *self._told()]), "}",
+            f"if (oy < {height} && ox < {width}) {{", *indented([*vector_lines(writer, stores), *self._told()]), "}",
         ]))
 
     def _told(self) -> list[str]:
         """Lines that add up what was stored of the first result."""
-        return unrolled("int v = 0; v < width; ++v", ["told[v] += of::value(result0.at[v]);"]) if (
-            self.shape.sums) else []
+        kind = TYPES[self.parts.lowered.program.outputs[0].dtype]
+        stored = "y0[v]" if kind.size == 4 else f"of::round_to<{kind.storage}>(y0[v])"
+        return unrolled("int v = 0; v < width; ++v", [f"told[v] += {stored};"]) if self.shape.sums else []
