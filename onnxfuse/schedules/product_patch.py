@@ -11,7 +11,7 @@ their own (``product_pixels``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import TYPES
@@ -60,9 +60,10 @@ ways of eight convolutions of float16 took 0.85 to 1.15 times as long as is pred
 WEIGHTS_AT_ONCE, WAITED = 8, 0.33e-6
 """Weights that a thread asks for at once, and seconds until these are there."""
 
-AT_ONCE, LESS_AT_ONCE = 4, 2
-"""Lines of the piece that a warp asks for at once, and where results have their channels first, which takes registers.
-"""
+AT_ONCE, LESS_AT_ONCE, MOST_AT_ONCE = 4, 2, 12
+"""Lines of the piece that a warp asks for at once, and where results have their channels first, which takes registers;
+and of lines and of weights where blocks have one tile each, which is all that takes time (H200: a U-Net's first
+convolution 3.8 us for 4.3, stems of large images 1.0 to 1.17 times as long)."""
 
 STEP_BYTES, STRIPE_BYTES = 32, 16
 """Of a window, what is multiplied at once; by which a row of weights is longer than it is, so that rows lie in
@@ -99,7 +100,7 @@ class Patch:
 class PatchShape(ProductShape):
     """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch of so many
     elements, which lanes bring as so many, with a window's ``depth`` rounded up; ``first``: whether results have their
-    channels first; ``size``: bytes of an element."""
+    channels first; ``size``: bytes of an element; ``lone``: whether blocks have one tile each."""
 
     wide: int = 16
     patch: int = 0
@@ -107,11 +108,23 @@ class PatchShape(ProductShape):
     depth: int = 0
     first: bool = False
     size: int = 2
+    lone: bool = False
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"product_patch_{self.rows // self.wide}x{self.wide}x{self.columns}"
+        lone = "_lone" if self.lone else ""
+        return f"product_patch_{self.rows // self.wide}x{self.wide}x{self.columns}{lone}"
+
+    @property
+    def weights_at_once(self) -> int:
+        """Weights that a thread asks for at once."""
+        return MOST_AT_ONCE if self.lone else WEIGHTS_AT_ONCE
+
+    @property
+    def lines_at_once(self) -> int:
+        """Lines of the piece that a warp asks for at once."""
+        return LESS_AT_ONCE if self.first else MOST_AT_ONCE if self.lone else AT_ONCE
 
     @property
     def choice(self) -> Choice:
@@ -148,7 +161,7 @@ class PatchShape(ProductShape):
     @property
     def begins(self) -> float:
         """Seconds until all weights of a block are there."""
-        return WAITED * -(-self.columns * self.depth // (32 * WARPS * WEIGHTS_AT_ONCE))
+        return WAITED * -(-self.columns * self.depth // (32 * WARPS * self.weights_at_once))
 
     @property
     def beside(self) -> int:
@@ -198,7 +211,7 @@ def shapes_of(patch: Patch, planned: Callable[[Dim], int]) -> list[PatchShape]:
             shape = PatchShape(ROWS, broad, 1, wide=wide, patch=windows.channels * lines * line, depth=depth,
                                brought=strips * -(-strip // 32) * 32, first=patch.first, size=size)
             if (broad == least or least < broad < 2 * columns) and size * shape.patch <= MOST_PATCH:
-                found.append(shape)
+                found.append(replace(shape, lone=_most_tiles(patch, shape, planned) <= shape.beside))
     return sorted((shape for shape in found if shape.shared <= MOST_SHARED), key=lambda shape: busiest(
         patch, shape, planned))
 
@@ -318,7 +331,7 @@ class PatchText(ProductText):
         writer = self._writer(side.lanes)
         value = writer.scalar(side.scalar)
         return [
-            f"#pragma unroll {WEIGHTS_AT_ONCE}",
+            f"#pragma unroll {self.tile.weights_at_once}",
             "for (int item = threadIdx.x; item < columns * depth; item += threads) {",
             *indented([
                 "constexpr int v = 0, width = 1;", "const idx k = item % depth, n = first_n + item / depth;",
@@ -350,7 +363,7 @@ class PatchText(ProductText):
             ("py", "item", "lines", "channels * line", "c = item % channels, px = item / channels") if windows.last else
             ("strip", "px", "channels * lines", "line", "c = strip / lines, py = strip % lines"))
         return [
-            f"#pragma unroll {LESS_AT_ONCE if self.patch.first else AT_ONCE}",
+            f"#pragma unroll {self.tile.lines_at_once}",
             f"for (int {strip} = warp; {strip} < {count}; {strip} += {WARPS}) {{",
             *indented([
                 *(() if windows.last else (f"const int {which};",)),
