@@ -18,7 +18,6 @@ def packed(writer: Writer, result: Scalar, name: str, width: int | None = None) 
     Args:
         width: elements of a vector; None where the text is for any number of them.
     """
-    kind = TYPES[result.dtype]
     if width != 1 and (gated := _gated_by_itself(result)) is not None:
         return "float", writer.scalar(gated), f"of::pack_silu({name})"
     if width and width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
@@ -27,7 +26,13 @@ def packed(writer: Writer, result: Scalar, name: str, width: int | None = None) 
             source, step = quotient.operands
             if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
                 given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
-                return "float", writer.scalar(source), f"of::quantised<{kind.storage}>({name}, {given})"
+                return "float", writer.scalar(source), f"of::quantised<{TYPES[result.dtype].storage}>({name}, {given})"
+    return packed_as_it_is(writer, result, name)
+
+
+def packed_as_it_is(writer: Writer, result: Scalar, name: str) -> Packed:
+    """Lanes keep the number itself, as where something else is computed of it too."""
+    kind = TYPES[result.dtype]
     return kind.compute, writer.scalar(result), f"of::pack<{kind.storage}>({name})"
 
 

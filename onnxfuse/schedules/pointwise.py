@@ -43,7 +43,7 @@ from onnxfuse.schedules.kernel import (
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.packing import packed
+from onnxfuse.schedules.packing import Packed, packed
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.text import Sizes, Writer, pointer, unrolled
@@ -374,9 +374,10 @@ class Store:
     target: str
 
 
-def vector_lines(writer: Writer, stores: Sequence[Store]) -> list[str]:
-    """Lines that compute a vector of each output and store it; where it is, the text before them says."""
-    made = [(store, *packed(writer, store.scalar, f"y{store.index}")) for store in stores]
+def vector_lines(writer: Writer, stores: Sequence[Store], packs: Callable[..., Packed] = packed) -> list[str]:
+    """Lines that compute a vector of each output and store it; where it is, the text before them says; ``packs``: what
+    says what lanes keep of them."""
+    made = [(store, *packs(writer, store.scalar, f"y{store.index}")) for store in stores]
     lane = writer.lines[Scope.LANE]
     outer = writer.upto(Scope.VECTOR)
     outer += [f"{kind} y{store.index}[width];" for store, kind, _, _ in made]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.packing import packed_as_it_is
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.stencil_last_shape import StencilLastParts
@@ -328,7 +329,8 @@ class StripsText:
         _, height, width = self.counts
         return unrolled("int own = 0; own < tall; ++own", unrolled("int place = 0; place < broad; ++place", [
             "const idx oy = first_y + own, ox = first_x + place;",
-            f"if (oy < {height} && ox < {width}) {{", *indented([*vector_lines(writer, stores), *self._told()]), "}",
+            f"if (oy < {height} && ox < {width}) {{",
+            *indented([*vector_lines(writer, stores, packed_as_it_is), *self._told()]), "}",
         ]))
 
     def _told(self) -> list[str]:

@@ -13,6 +13,7 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.packing import packed_as_it_is
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
 from onnxfuse.schedules.stencil_parts import StencilParts
@@ -112,7 +113,7 @@ class StencilText:
         stores = [Store(place, output.dtype, root, f"o{place} + L")
                   for place, (output, root) in enumerate(zip(outputs, self.parts.results, strict=True))]
         return self._joined(["const of::Vector<float, width> sum = of::load<width>(from);",
-                             *vector_lines(writer, stores)])
+                             *vector_lines(writer, stores, packed_as_it_is)])
 
     def _weights(self) -> list[str]:
         """Bring the weights of a block's planes, those of each aligned.  Behind the last channel's come the first's."""
