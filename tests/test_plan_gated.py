@@ -127,6 +127,24 @@ def test_it_ends_where_others_read_what_is_scaled() -> None:
     assert operators(region)[-1] == "Mul"
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_product_of_what_is_scaled_comes_in(ahead: bool) -> None:
+    """With what is computed of its results; where its warps hold what they read."""
+    nodes = SPELLINGS["torchvision"].replace("y = Mul(g, x)", "s = Mul(g, x) k = Conv(s, sq) y = Relu(k)")
+    model = model_ahead(nodes) if ahead else model_of(nodes, around=True)
+    (region,) = gated(fuse(model, dims={"N": 32}))
+    assert operators(region)[-3:] == ["Mul", "Conv", "Relu"] and "tall" in region.kernel.source
+    assert summed(region) == ahead
+    (region,) = gated(fuse(model_of(nodes, channels=256, around=True), dims={"N": 32}))
+    assert operators(region)[-1] == "Mul"
+
+
+def test_a_product_is_apart_where_others_read_what_is_scaled() -> None:
+    nodes = SPELLINGS["torchvision"].replace("y = Mul(g, x)", "s = Mul(g, x) h = Neg(s) k = Conv(s, sq) y = Add(k, h)")
+    (region,) = gated(fuse(model_of(nodes, around=True), dims={"N": 32}))
+    assert "tall" not in region.kernel.source
+
+
 LEFT: Mapping[str, str] = {
     "another reads the mean": SPELLINGS["torchvision"].replace("y = Mul(g, x)", "s = Mul(g, x) y = Add(s, m)"),
     "the gate scales two images": SPELLINGS["torchvision"].replace("y = Mul(g, x)", "s = Mul(g, x) r = Neg(x) k = Mul(g, r) y = Concat<axis = 1>(s, k)"),

@@ -6,14 +6,22 @@ what is computed between them and behind, and types, against float64, in every w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
-from kernel_harness import check, random_inputs
+import pytest
+from kernel_harness import Made, check, random_inputs
 from random_regions import Text, made_regions
+from reference import Array
+
+from onnxfuse.schedules import product_tall
 
 QUICK = 8
 """Regions that are tried where no more are asked for."""
+
+MULTIPLIED = False
+"""Whether what is scaled is multiplied where it may be."""
 
 SIZES = (1, 3, 7, 8, 20, 33, 64, 97, 128, 240)
 """Of channels, and of what they are squeezed to."""
@@ -37,6 +45,11 @@ class Drawn(Text):
         self.ahead = self.last and self.widths[0] > 1 and rng.random() < 0.5
         first = self.convolved(first) if self.ahead else first
         scaled = self.say("Mul", *rng.sample([first, self.gate(first)], 2))
+        self.multiplied = self.last and MULTIPLIED and self.widths[0] % 8 == 0 and self.widths[0] <= 144
+        if self.multiplied:
+            columns = rng.choice((2, 6, 16, 24, 40, 96))
+            sizes = (*sizes[:-1], columns)
+            scaled = self.say("Conv", scaled, self.read(columns, self.widths[0], *(1,) * self.axes), self.read(columns))
         result = self.moved(scaled, (0, *range(2, self.axes + 2), 1)) if self.last else scaled
         if rng.random() < 0.4:
             result = self.say("Add", result, self.read(*sizes))
@@ -78,14 +91,33 @@ class Drawn(Text):
         return self.say("Reshape", value, "f")
 
 
+def smaller(made: Made, drawn: Drawn, seed: int) -> dict[str, Array]:
+    """Random inputs, weights so small that sums are no larger than their terms."""
+    inputs = random_inputs(made, {}, seed)
+    for name, shape in drawn.inputs.items():
+        if shape.count(",") and shape != drawn.shape:
+            inputs[name] = (inputs[name] / inputs[name].dtype.type(np.float32(16))).astype(inputs[name].dtype)
+    return inputs
+
+
 def test_regions(seeds: Callable[[int], range]) -> None:
     """All have a kernel, which is right."""
     for seed, drawn, made in made_regions(seeds(QUICK), Drawn, 20, ("product-structure",), 3):
         # Of a single pixel nothing is reduced, and the product scales its own operand.
         assert made.kernel.schedule == "gated" or set(drawn.space) == {1}, (seed, drawn.text)
         assert ("told[v]" in made.kernel.source) == drawn.ahead or set(drawn.space) == {1}, (seed, drawn.text)
-        inputs = random_inputs(made, {}, seed)
-        for name, shape in drawn.inputs.items():
-            if shape.count(",") and shape != drawn.shape:  # weights, so small that sums are no larger than their terms
-                inputs[name] = (inputs[name] / inputs[name].dtype.type(np.float32(16))).astype(inputs[name].dtype)
-        check(made, inputs, length=max(drawn.widths), misalign=False)
+        check(made, smaller(made, drawn, seed), length=max(drawn.widths), misalign=False)
+
+
+def test_what_is_scaled_may_be_multiplied(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By warps that hold what they read, however few rows there are, and as parts of which each has a kernel."""
+    monkeypatch.setattr(product_tall, "LEAST_ROWS", 0)
+    monkeypatch.setattr(sys.modules[__name__], "MULTIPLIED", True)
+    ran = 0
+    for seed, drawn, made in made_regions(seeds(2 * QUICK), Drawn, 20, ("product-structure",), 12):
+        if not drawn.multiplied or set(drawn.space) == {1}:
+            continue
+        ran += 1
+        assert made.kernel.plan.variants[0].launches[-1].kernel.startswith("of_product_product_tall_"), drawn.text
+        check(made, smaller(made, drawn, seed), length=2 * max(drawn.widths), misalign=False, slack=2.0)
+    assert ran

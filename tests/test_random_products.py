@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from kernel_harness import attempt, check, parse, short_inputs, told
+import pytest
+from kernel_harness import attempt, check, only, parse, short_inputs, told
 
 from onnxfuse.emulator import EmulatorError
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import product_tall
 
 QUICK = 16
 """Products that are tried where no more are asked for."""
@@ -132,3 +135,28 @@ def test_products(seeds: Callable[[int], range]) -> None:
             except (AssertionError, EmulatorError) as error:
                 raise AssertionError(f"seed {seed}, planned {planned}, {sizes}, {choice}: {one.text}") from error
     assert ran >= len(drawn) * 3 // 4
+
+
+def test_tall_and_skinny_products(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any that warps may go through by themselves, however few rows it has."""
+    monkeypatch.setattr(product_tall, "LEAST_ROWS", 0)
+    drawn, ran = seeds(2 * QUICK), 0
+    for seed in drawn:
+        one = Drawn(seed)
+        planned = one.sizes()
+        made = attempt(parse(one.text), planned)
+        ways = [] if isinstance(made, Refusal) else [made, *(
+            told(made, choice, planned) for choice in made.kernel.choices if "alone" in dict(choice.settings))]
+        for way in ways:
+            variants = [replace(each, guards=()) for each in way.kernel.plan.variants
+                        if each.launches and each.launches[0].kernel.startswith(product_tall.TALL)]
+            if not variants:
+                continue
+            ran += 1
+            for sizes in (planned, one.sizes()):
+                try:
+                    run = only(way, variants[:1])
+                    check(run, short_inputs(run, sizes, seed), length=2 * one.inner, misalign=False, slack=4.0)
+                except (AssertionError, EmulatorError) as error:
+                    raise AssertionError(f"seed {seed}, planned {planned}, {sizes}: {one.text}") from error
+    assert ran >= len(drawn) // 16

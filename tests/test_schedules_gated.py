@@ -11,6 +11,7 @@ import pytest
 from kernel_harness import Made, attempt, check, make, only, parse, random_inputs
 from reference import Array
 
+from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import Kernel
 
 FIRST = "(T[N,{c},H,W] x, T[{r},{c},1,1] w, T[{r}] b, T[{c},{r},1,1] v, T[{c}] e)"
@@ -164,6 +165,28 @@ def test_refusals(name: str) -> None:
     text, why = REFUSED[name]
     found = attempt(parse(filled(text, "float16", 96, 4), 20))
     assert not isinstance(found, Made) and found.code == "product-structure" and why in found.message, found
+
+
+MULTIPLIED = ("g (T[N,H,W,{c}] t, T[{r},{c},1,1] w, T[{r}] b, T[{c},{r},1,1] v, T[{c}] e, T[24,{c},1,1] k, T[24] o, T[N,H,W,24] d) => (T[N,H,W,24] y) "
+              f"{{ x = Transpose<perm = [0,3,1,2]>(t) {MEAN}{GATE}z = Mul(x, g) s = Conv(z, k, o) l = Transpose<perm = [0,2,3,1]>(s) y = Add(l, d) }}")
+LARGE = {"N": 32, "H": 28, "W": 28}
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(96, "float16"), (144, "bfloat16"), (16, "float16")])
+def test_what_is_scaled_may_be_multiplied(channels: int, kind: str) -> None:
+    """By warps that scale what they read: no kernel scales the image alone."""
+    made = make(filled(MULTIPLIED, kind, channels, 4), 20, planned=LARGE)
+    last = made.kernel.plan.variants[0].launches[-1].kernel
+    assert made.kernel.schedule == "gated" and last.startswith("of_product_product_tall_")
+    assert "of_scale" not in made.kernel.source and not made.kernel.plan.maps
+    check(made, inputs_of(made, SIZES), length=channels, misalign=False)
+
+
+@pytest.mark.parametrize(("channels", "kind", "planned"), [
+    (96, "float", LARGE), (168, "float16", LARGE), (96, "float16", SIZES), (20, "float16", LARGE)])
+def test_what_is_scaled_is_multiplied_by_warps_alone(channels: int, kind: str, planned: Mapping[str, int]) -> None:
+    """Not what they do not hold, nor of few rows, nor by rounded numbers."""
+    assert isinstance(attempt(parse(filled(MULTIPLIED, kind, channels, 4), 20), planned=planned), Refusal)
 
 
 @pytest.mark.parametrize("nodes", [

@@ -5,7 +5,8 @@
 
 Such a region is offered as those of products are, and weighed against the mean and the scale by themselves, with the
 products left to the runtime or to kernels of their own.  Where the image comes of a depthwise convolution it is offered
-with that too, whose kernel tells the sums that the means are of.
+with that too, whose kernel tells the sums that the means are of; and where a product alone reads what is scaled, with
+that and what is computed of its results.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, stays
+from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -47,6 +49,8 @@ def offer_gated(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).most(regions)
             if ahead := gate.ahead(regions[-1]):
                 Offer(pool, context, STAGE, trusted=False).most([ahead | members for members in regions])
+            if multiplied := next(filter(None, map(gate.multiplied, regions)), None):
+                Offer(pool, context, STAGE, trusted=False).most([ahead | members for members in multiplied])
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,24 @@ class _Gate:
                 return
             if not self.facts[node].returns and not self._ends(node):
                 yield frozenset(members)
+
+    def multiplied(self, members: Members) -> list[Members]:
+        """A region with the product that alone reads what it scales, and with what is computed of its results, from the
+        most on; none where something else reads that."""
+        values = escaping(set(members))
+        readers = set(values[0].consumers) if len(values) == 1 and not values[0].is_output else set()
+        while len(readers) == 1:
+            (node,) = readers
+            if self._multiplies(node):
+                beside = Beside([node], self.graph, self.facts, transposes=True)
+                if not set(values[0].consumers) <= beside.core:
+                    return []
+                found = (members | more for more in (*beside.behind(), beside.core))
+                return [each for each in found if is_convex(each) is None]
+            if node not in self.facts or not self.facts[node].returns:
+                break
+            readers = {reader for value in node.outputs if value is not None for reader in value.consumers}
+        return []
 
     def ahead(self, members: Members) -> Members:
         """The depthwise convolution that gives the image, with what is computed of its results; none where others read
@@ -146,10 +168,12 @@ class _Gate:
         known = self.facts.get(node)
         if known is None or known.rows is not None or known.maxima:
             return False
-        if known.contracts:
-            return not slides(node) and not is_in_groups(node) and node.inputs[1] is not None and (
-                node.inputs[1].is_constant)
-        return self._computes(node)
+        return self._multiplies(node) if known.contracts else self._computes(node)
+
+    def _multiplies(self, node: Node) -> bool:
+        """Whether a node is a product by weights, of single pixels where it is a convolution."""
+        return node in self.facts and self.facts[node].contracts and not slides(node) and not is_in_groups(node) and (
+            node.inputs[1] is not None and node.inputs[1].is_constant)
 
     def _computes(self, node: Node) -> bool:
         """Whether a node computes element by element."""

@@ -7,7 +7,8 @@ Few numbers go through the products, one for each image and channel, and a launc
 activation is one, takes longer than they do.  Here one launch has all of them (``gated_text``): the blocks of a cluster
 have an image's columns of each product between them, and tell each other what they found.  Before it the kernel of a
 mean runs, or that of a depthwise convolution which tells the sums with what it writes (``gated_ahead``), behind it a
-pointwise one, those that regions of these alone have: three launches of one node.
+pointwise one, those that regions of these alone have: three launches of one node.  Where a tall and skinny product of
+the scaled image follows (``product_tall``), its warps scale what they read, and the scaled image is never in memory.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from onnxfuse.schedules.in_parts import REDUCTIONS, InParts, Launches, inputs_of
 from onnxfuse.schedules.in_two import Divided, ProductDivided, above
 from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.pointwise import Pointwise
-from onnxfuse.schedules.product import SHARED_EVERYWHERE
+from onnxfuse.schedules.product import SHARED_EVERYWHERE, Product
 from onnxfuse.schedules.product_parts import refused, side_guards
+from onnxfuse.schedules.product_tall import TALL
 from onnxfuse.schedules.recurrent import HAS_CLUSTERS
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
@@ -86,10 +88,12 @@ class Gated(ProductDivided):
 @dataclass(frozen=True)
 class _Chain(InParts):
     """A region cut where few numbers are: ``cuts`` are what the first of its ``products`` reads, what each of the
-    others does, and the gate; behind a convolution where there is one ``ahead``."""
+    others does, and the gate; behind a convolution where there is one ``ahead``; ``multiplies``: whether what is scaled
+    is multiplied."""
 
     products: tuple[Contract, ...]
     cuts: tuple[Tensor, ...]
+    multiplies: bool
     ahead: Divided | None = None
 
     def stand_in(self, place: int) -> Input:
@@ -116,22 +120,43 @@ def _found(request: Request) -> _Chain | None:
         rest = _found(ahead.part(ahead.behind()))
         return None if rest is None or rest.ahead is not None else replace(rest, ahead=ahead)
     program, products = request.lowered.program, tuple(contractions(request.lowered))
+    scaled = _multiplied(products)
+    products = products if scaled is None else products[:-1]
     if not 0 < len(products) <= MOST_PRODUCTS or any(map(_reduces, above(program, products[0]))):
         return None
     cuts: list[Tensor | None] = [_cut((products[0],), _reduces)]
     cuts += [_cut((each,), partial(operator.is_, last)) for last, each in pairwise(products)]
-    cuts.append(_cut(program.outputs, lambda tensor: isinstance(tensor, Contract)))
+    cuts.append(_cut(program.outputs if scaled is None else (scaled,), _contracts))
     known = tuple(each for each in cuts if each is not None)
     if len(known) < len(cuts):
         return None
-    found = _Chain(request, products, known)
+    found = _Chain(request, products, known, scaled is not None)
     parts = [(place, (cut,)) for place, cut in enumerate(known[1:])] + [(len(products), program.outputs)]
     behind = (each for place, roots in parts for each in found.behind(place, roots).tensors)
-    return None if any(map(_reduces, behind)) else found
+    if any(map(_reduces, behind)) or sum(map(_contracts, found.scaled.tensors)) > int(found.multiplies):
+        return None
+    return found
+
+
+def _multiplied(products: Sequence[Contract]) -> Tensor | None:
+    """What the last of some products multiplies where that is an image which the others scale; None where it is one of
+    these, whose operand has no more elements than what they make."""
+    if len(products) < 2:
+        return None
+    *_, before, last = products
+    for operand in last.operands:
+        cut = _cut((operand,), partial(operator.is_, before))
+        if cut is not None:
+            return None if product(cut.shape) == product(operand.shape) else operand
+    return None
 
 
 def _reduces(tensor: Tensor) -> bool:
     return isinstance(tensor, Reduce)
+
+
+def _contracts(tensor: Tensor) -> bool:
+    return isinstance(tensor, Contract)
 
 
 def _cut(roots: tuple[Tensor, ...], of: Callable[[Tensor], bool]) -> Tensor | None:
@@ -161,7 +186,7 @@ class _GatedWork:
 
     def kernel(self) -> Kernel | Refusal:
         """All of them."""
-        scale = self._best(SCALES, self.chain.scaled)
+        scale = self._multiplying() if self.chain.multiplies else self._best(SCALES, self.chain.scaled)
         if isinstance(scale, Refusal):
             return scale
         ahead = self.chain.ahead
@@ -191,6 +216,20 @@ class _GatedWork:
             return gate
         return self._summed(convolution, gate, scale, ahead)
 
+    def _multiplying(self) -> Kernel | Refusal:
+        """What multiplies the scaled image, by warps that scale what they read."""
+        made = self.chain.made((Product(),), self.chain.scaled)
+        if isinstance(made, Kernel) and not (made.rounds or made.plan.maps) and (
+                made.plan.variants[0].launches[0].kernel.startswith(TALL)):
+            return made
+        return made if isinstance(made, Refusal) else refused(
+            "what it scales is multiplied by more than warps hold, or has few rows")
+
+    @property
+    def _last(self) -> str:
+        """The namespace of what is launched last."""
+        return "of_product" if self.chain.multiplies else "of_scale"
+
     def _best(self, schedules: Sequence[Schedule], program: Program) -> Kernel | Refusal:
         """A kernel of a part that reads nothing far apart, if there is one, else the first."""
         found: Kernel | Refusal | None = None
@@ -206,7 +245,7 @@ class _GatedWork:
         """Their launches one behind the other, in a text of all three."""
         chain = self.chain
         parts = Launches(self.request, [chain.bytes_of(chain.cuts[0]), chain.bytes_of(chain.cuts[-1])])
-        for place, (kernel, space) in enumerate(((mean, "of_mean"), (gate, "of_gate"), (scale, "of_scale"))):
+        for place, (kernel, space) in enumerate(((mean, "of_mean"), (gate, "of_gate"), (scale, self._last))):
             parts.add(kernel, space, self._names(place))
         # Sizes and addresses that one part has no vectors for leave the others theirs; the last of each runs anything.
         together = [joined(*each) for each in product_of(*(each[:-1] or each for each in parts.ways))]
@@ -221,7 +260,7 @@ class _GatedWork:
         read = ahead.reads(ahead.stand_in, image)
         parts.add(convolution.kernel, "of_convolution", {"o0": image, "o0.addr": "0"})
         parts.add(gate, "of_gate", {**read, **chain.reads(chain.stand_in(0), sums), "o0": gates, "o0.addr": "0"})
-        parts.add(scale, "of_scale", {**read, **chain.reads(chain.stand_in(self.last), gates)})
+        parts.add(scale, self._last, {**read, **chain.reads(chain.stand_in(self.last), gates)})
         told = dict(zip(parts.ways[0], convolution.parts, strict=True))
 
         def launched(first: Variant, second: Variant, third: Variant) -> Variant:
@@ -347,7 +386,8 @@ class _GatedWork:
         if images is None or moved is None:
             return None
         waits = 1e-6 * waits_us + len(stages) * PHASE + images * self._weights / CACHED
-        launches = (*first, Launched(self._weights, 1.0), Launched(moved, SCALES[0].efficiency))
+        last = (Product if self.chain.multiplies else Pointwise).efficiency
+        launches = (*first, Launched(self._weights, 1.0), Launched(moved, last))
         return Pace(1, 1, 0, ends=waits, launches=launches)
 
     def _moved(self, results: tuple[Tensor, ...]) -> int | None:

@@ -30,6 +30,9 @@ from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.streaming import MOST_SHARED
 from onnxfuse.schedules.text import indented, unrolled
 
+TALL = "product_tall"
+"""What the names of kernels begin with."""
+
 ROWS, COLUMNS = 16, 16
 """Of the result, that a warp computes at a time."""
 
@@ -102,7 +105,7 @@ class TallShape(ProductShape):
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"product_tall_{self.columns}x{self.depth}x{self.alone}"
+        return f"{TALL}_{self.columns}x{self.depth}x{self.alone}"
 
     @property
     def choice(self) -> Choice:
