@@ -36,7 +36,7 @@ from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.product import SHARED_EVERYWHERE, Product
 from onnxfuse.schedules.product_parts import refused, side_guards
-from onnxfuse.schedules.product_tall import TALL
+from onnxfuse.schedules.product_tall import ALONE, TALL
 from onnxfuse.schedules.recurrent import HAS_CLUSTERS
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
@@ -151,6 +151,11 @@ def _multiplied(products: Sequence[Contract]) -> Tensor | None:
     return None
 
 
+def _is_tall(made: Kernel) -> bool:
+    """Whether warps go through rows by themselves."""
+    return made.plan.variants[0].launches[0].kernel.startswith(TALL)
+
+
 def _reduces(tensor: Tensor) -> bool:
     return isinstance(tensor, Reduce)
 
@@ -219,11 +224,11 @@ class _GatedWork:
     def _multiplying(self) -> Kernel | Refusal:
         """What multiplies the scaled image, by warps that scale what they read."""
         made = self.chain.made((Product(),), self.chain.scaled)
-        if isinstance(made, Kernel) and not (made.rounds or made.plan.maps) and (
-                made.plan.variants[0].launches[0].kernel.startswith(TALL)):
-            return made
-        return made if isinstance(made, Refusal) else refused(
-            "what it scales is multiplied by more than warps hold, or has few rows")
+        if isinstance(made, Refusal) or made.rounds or _is_tall(made):
+            return refused("operands are rounded") if isinstance(made, Kernel) and made.rounds else made
+        told = next((choice for choice in made.choices if ALONE in dict(choice.settings)), None)
+        return refused("what it scales is multiplied by more than warps hold, or has few rows") if told is None else (
+            self.chain.made((Product(),), self.chain.scaled, told))
 
     @property
     def _last(self) -> str:

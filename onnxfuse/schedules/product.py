@@ -179,7 +179,7 @@ class ProductWork:
         tried = self.blocks.offered(MOST_TILES)
         copied = self.blocks.copied(tried)
         own = [*patched, *(pixels if self._are_quicker(pixels, copied) else ()), *plain,
-               *(shape for shape in tall if shape.quicker or not copied), *copied, general][0]
+               *(shape for shape in tall if shape.quicker), *copied, general][0]
         offered: dict[Choice, ProductShape | LibraryShape] = {
             shape.choice: shape for shape in self._with_library([*patched, *few, *pixels, *tall, *tried])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)

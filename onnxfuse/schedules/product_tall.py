@@ -30,8 +30,8 @@ from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.streaming import MOST_SHARED
 from onnxfuse.schedules.text import indented, unrolled
 
-TALL = "product_tall"
-"""What the names of kernels begin with."""
+TALL, ALONE = "product_tall", "alone"
+"""What the names of kernels begin with; what a choice sets that others do not."""
 
 ROWS, COLUMNS = 16, 16
 """Of the result, that a warp computes at a time."""
@@ -50,7 +50,7 @@ LEAST_ROWS = HOPPER_HAS * 16 * ROWS // 2
 MOST_COLUMNS, MOST_DEPTH = 256, 320
 """Columns; bytes of what is summed over, of which a lane holds a quarter twice."""
 
-AT_ONCE, ALONE = 4, 2
+AT_ONCE, LESS_AT_ONCE = 4, 2
 """Vectors that a lane stores, or pieces of columns that it computes, with nothing between them that waits; the same
 where more is summed up, or read with results, which takes registers."""
 
@@ -111,7 +111,7 @@ class TallShape(ProductShape):
     def choice(self) -> Choice:
         """As tuning writes it down."""
         return Choice.of(
-            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=1, alone=self.alone)
+            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=1, **{ALONE: self.alone})
 
     @property
     def warps(self) -> int:
@@ -301,7 +301,7 @@ class TallText(ProductText):
     def _columns(self, body: Sequence[str]) -> list[str]:
         """Go over columns, 16 at a time: their sums, and what the body makes of these."""
         shape = self.shape
-        most, pieces = AT_ONCE if shape.depth * shape.size <= 2 * PAIR_BYTES else ALONE, shape.columns // COLUMNS
+        most, pieces = AT_ONCE if shape.depth * shape.size <= 2 * PAIR_BYTES else LESS_AT_ONCE, shape.columns // COLUMNS
         even = max(count for count in range(1, most + 2) if pieces % count == 0)
         at_once = even if even > 1 else most
         return [
@@ -356,7 +356,7 @@ class TallText(ProductText):
                 "pair.at[0] = sums[i][j][half * 2], pair.at[1] = sums[i][j][half * 2 + 1];",
                 "of::store(laid + (half * 8 + lane / 4) * long_row + first_column + j * 8 + lane % 4 * 2, pair);"]))),
             f"constexpr int width = {self.lanes.width}, all = ({last} + 31) / 32;",
-            f"constexpr int passes = all < {ALONE} ? all : {ALONE};",
+            f"constexpr int passes = all < {LESS_AT_ONCE} ? all : {LESS_AT_ONCE};",
             "#pragma unroll 1",
             "for (int first = 0; first < all; first += passes) {",
             *indented(self._results(
