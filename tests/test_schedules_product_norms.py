@@ -113,6 +113,23 @@ def test_blocks_in_any_order() -> None:
                   multiprocessors=3)
 
 
+def test_blocks_in_any_order_where_sums_are_rows() -> None:
+    """The same of float32, whose residuals no copies bring."""
+    made = made_of("a residual, whose sum is a result", "float")
+    check(first(made), short_inputs(made, {}), length=64, misalign=False, slack=4.0, orders=["backward", 3, 4],
+          multiprocessors=3)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_group_goes_through_two_strips(residual: bool) -> None:
+    """Of 64 rows each, what is known of both together."""
+    text = FORMS["a residual, whose sum is a result"] if residual else PIXELS
+    text = text.replace("72" if residual else "24", "128").replace("[2,128,64", "[N,128,64").replace("T[", "float16[")
+    made = make(text, 20, planned={"N": 16})
+    assert made.kernel.plan.variants[0].launches[0].kernel.startswith("product_128x128x6_specialised2_moments")
+    check(first(made), random_inputs(made, {"N": 1}), length=64, misalign=False, limit=1)
+
+
 def test_a_small_variance_about_a_large_mean() -> None:
     made = make(PIXELS.replace("T[", "float["), 20)
     inputs = short_inputs(made, {})

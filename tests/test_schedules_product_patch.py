@@ -119,6 +119,13 @@ def test_every_choice(text: str) -> None:
         check(only(one, one.kernel.plan.variants[:1]), random_inputs(made, {}), length=150, misalign=False)
 
 
+def test_all_is_asked_for_at_once_where_blocks_have_one_tile_each() -> None:
+    """Of one that goes through many registers hold no more."""
+    for text, lone in ((STEM, True), (LARGE.replace("T[2,", "T[64,"), False)):
+        name = make(text.replace("T[", "float16[")).kernel.plan.variants[0].steps[0].kernel
+        assert name.startswith("product_patch_") and name.endswith("_lone") == lone
+
+
 @pytest.mark.parametrize("text", [
     FIRST.replace("[2,3,30,32] x", "[2,3,480] x").replace("[40,3,3,3]", "[40,3,1]").replace("15,16] y", "480] y").replace(
         "<pads = [1,1,1,1], strides = [2,2]>", ""),
