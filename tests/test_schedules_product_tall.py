@@ -124,3 +124,15 @@ def test_it_fits_registers(architecture: str, text: str) -> None:
     code = kernel.code.keeping(names)  # type: ignore[union-attr]
     figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
     assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0] * len(names)
+
+
+def test_what_follows_and_what_is_summed_up_take_time() -> None:
+    """More of either is predicted to take longer."""
+    def predicted(text: str) -> float:
+        pace = first(make(text.replace("[N,", "[401408,").replace("T[", "float16["))).kernel.pace
+        assert pace is not None and pace.whole is not None
+        return pace.whole
+
+    plain = SILU.replace("q = Sigmoid(p) y = Mul(p, q)", "y = Relu(p)")
+    assert predicted(plain) < predicted(SILU) and predicted(plain) < predicted(plain.replace("24", "48"))
+    assert predicted(plain) < predicted(plain.replace("144", "192")) < 60e-6

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import FUNCTIONS, TYPES
 from onnxfuse.ir.tensors import Contract
-from onnxfuse.lowering.pull import Load
+from onnxfuse.lowering.pull import Apply, Load
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES
 from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
+from onnxfuse.schedules.kernel import HOPPER_HAS, Pace, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import packed, source
 from onnxfuse.schedules.product_epilogue import Held
@@ -58,9 +58,14 @@ QUICKER = ((64, 256), (192, 32))
 """Bytes of what is summed over and columns, up to which such blocks are expected to be the quickest (H200, 27 products:
 0.57 to 0.99 times as long as the best of others and once 1.02; of all others 0.98 to 1.4 times as long)."""
 
-COLUMN, STEP, WEIGHT = 0.6e-9, 0.5e-9, 0.1e-9
-"""Seconds that a multiprocessor takes for a column of 16 rows, and beside for each step of what is summed over; for an
-element of the right operand."""
+STEP, COLUMN, COLUMN_STEP, WEIGHT = 1.2e-8, 5.0e-10, 2.2e-10, 1.0e-10
+"""Seconds that a multiprocessor takes of 16 rows for each step of what is summed over, for each column, and for both;
+for an element of the right operand."""
+
+INSTRUCTION = {2: 1.4e-12, 4: 9.0e-12}
+"""By an element's bytes, seconds that it takes for an instruction of what follows, as ``Function`` counts them: of 16
+bits functions have quicker ones.  With all these 26 products of 16 bits are predicted to take 0.74 to 1.14 times as
+long as they did, and one of float32 with SiLU (H200)."""
 
 
 @dataclass(frozen=True)
@@ -390,5 +395,8 @@ def tall_pace(tall: Tall, shape: TallShape, at: Callable[[Dim], int | None]) -> 
     if rows is None:
         return None
     turns = -(-rows // (HOPPER_HAS * ROWS))
-    column = COLUMN + STEP * (shape.depth * shape.size // STEP_BYTES)
-    return Pace(1, 1, 0, whole=WEIGHT * shape.columns * shape.depth + turns * shape.columns * column)
+    applied = [scalar for scalar in walk(tall.parts.results) if isinstance(scalar, Apply)]
+    follows = sum(FUNCTIONS[each.function].instructions for each in applied if each.function in FUNCTIONS)
+    steps = shape.depth * shape.size // STEP_BYTES
+    column = COLUMN + COLUMN_STEP * steps + ROWS * INSTRUCTION[shape.size] * follows
+    return Pace(1, 1, 0, whole=WEIGHT * shape.columns * shape.depth + turns * (STEP * steps + shape.columns * column))
