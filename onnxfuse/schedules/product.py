@@ -337,43 +337,45 @@ class ProductWork:
         """A variant whose blocks go through tiles of windows, as many blocks as the GPU has room for."""
         assert self.patch is not None
         text = PixelText if isinstance(shape, PixelShape) else PatchText
-        body = text(self.patch, shape, self.signature.sizes).text()
-        function = self.functions[shape.name] = Function(
-            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        function = self._function(shape, text(self.patch, shape, self.signature.sizes))
         windows, symbols = self.patch.windows, self.lowered.binding.symbols
         x, y, images = (expression(size, symbols) for size in windows.counts)
         columns = expression(self.patch.parts.columns, symbols)
         blocks = f"{y} {shape.rows // shape.wide} ceil {x} {shape.wide} ceil * {images} * sms {shape.beside} * min"
-        entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
-        self.entries.append(entry)
-        step = entry.step(blocks, f"{columns} {shape.columns} ceil", str(shape.shared))
-        rounding = (TF32_CORES,) if self.parts.rounds else ()
+        step = self._step(function, shape, blocks, f"{columns} {shape.columns} ceil")
         self.variants.append(Variant(
-            Product().words(shape.choice), (step,), (*rounding, *guards, *self.patch.guards, *fitting(shape))))
+            Product().words(shape.choice), (step,), (*self._rounding, *guards, *self.patch.guards, *fitting(shape))))
 
     def _add_tall(self, shape: TallShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps go through rows, as many blocks as the GPU has room for."""
         assert self.tall is not None
-        body = TallText(self.tall, shape, self.signature.sizes).text()
-        function = self.functions[shape.name] = Function(
-            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        function = self._function(shape, TallText(self.tall, shape, self.signature.sizes))
         blocks = f"{self.rows} {shape.rows} ceil sms {shape.beside} * min"
-        rounding = (TF32_CORES,) if self.parts.rounds else ()
         self.variants.append(Variant(Product().words(shape.choice), (self._step(function, shape, blocks),), (
-            *rounding, *guards, *self.tall.guards, *fitting(shape))))
+            *self._rounding, *guards, *self.tall.guards, *fitting(shape))))
 
     def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps share what is summed over, where rows are few."""
         assert self.few is not None
         sides = self.few.sides(shape)
-        body = FewText(self.parts, sides, self.lanes, shape, self.signature.sizes).text()
-        function = self.functions[shape.name] = Function(
-            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        function = self._function(shape, FewText(self.parts, sides, self.lanes, shape, self.signature.sizes))
         few = () if self.parts.rows.value is not None else (f"{self.rows} {shape.rows} <=",)
         needed = (guard for side in sides for guard in side_guards(self.parts, side))
         self.variants.append(Variant(
             Product().words(shape.choice), (self._step(function, shape, self._tiles(shape)),),
             tuple(dict.fromkeys((*guards, *few, *needed, *self.stored, *fitting(shape))))))
+
+    def _function(self, shape: ProductShape, text: ProductText) -> Function:
+        """A function of a text that no other variant has."""
+        body = text.text()
+        function = self.functions[shape.name] = Function(
+            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        return function
+
+    @property
+    def _rounding(self) -> tuple[str, ...]:
+        """The guard of what is multiplied as TF32."""
+        return (TF32_CORES,) if self.parts.rounds else ()
 
     def _tiles(self, shape: ProductShape) -> str:
         """How many there are."""
@@ -387,11 +389,11 @@ class ProductWork:
                          for size, side in zip(windows.counts, sides, strict=True))
         return f"{boxes} {'* ' * len(windows.axes)}{self.columns} {shape.columns} ceil *"
 
-    def _step(self, function: Function, shape: ProductShape, blocks: str) -> Step:
-        """A launch of so many blocks of a new kernel."""
+    def _step(self, function: Function, shape: ProductShape, blocks: str, count: str = "1") -> Step:
+        """A launch of so many blocks of a new kernel, ``count`` times."""
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
-        return entry.step(blocks, shared=str(shape.shared))
+        return entry.step(blocks, count, str(shape.shared))
 
 
 def fitting(shape: ProductShape) -> tuple[str, ...]:
