@@ -107,6 +107,10 @@ CASES = {
           y = Transpose<perm = [0,2,3,1]>(q) }""",
     "many rows by few columns, float32": """g (float[17001,12] a, float[20,12] w) => (float[17001,20] y)
         { p = Gemm<transB = 1>(a, w) y = Relu(p) }""",
+    "an image that is scaled, by few columns": """g (T[24,28,27,40] t, T[10,40,1,1] w, T[10] b, T[40,10,1,1] v,
+        T[40] e, T[16,40,1,1] k, T[24,28,27,16] r) => (T[24,28,27,16] y) { x = Transpose<perm = [0,3,1,2]>(t)
+          m = GlobalAveragePool(x) p = Conv(m, w, b) a = Relu(p) q = Conv(a, v, e) g = Sigmoid(q) s = Mul(x, g)
+          c = Conv(s, k) l = Transpose<perm = [0,2,3,1]>(c) y = Add(l, r) }""",
     "a stem of float32": """g (float[2,3,37,35] x, float[24,3,3,3] w) => (float[2,19,18,24] y)
         { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
     "a convolution of volumes, windows in boxes": """g (T[2,9,11,13,64] x, T[40,3,3,3,64] w, T[40] b)
