@@ -83,6 +83,15 @@ def test_float32_is_rounded_to_what_tensor_cores_read(case: str) -> None:
         check(made, short_inputs(made, {"N": rows}), length=150, misalign=False)
 
 
+def test_results_that_are_too_many_to_be_computed_where_sums_are() -> None:
+    """Of 12 bytes an element, a lane's of 16 columns are more than it lays out at a time."""
+    text = ("g (T[N,24] x, T[48,24] w) => (T[N,48] y, T[N,48] z, T[N,48] u) "
+            "{ y = Gemm<transB = 1>(x, w) z = Relu(y) u = Neg(y) }")
+    made = first(make(text.replace("T[", "float["), planned=ROWS))
+    made = only(made, [replace(made.kernel.plan.variants[0], guards=())])
+    check(made, short_inputs(made, {"N": 31}), length=150, misalign=False)
+
+
 @pytest.mark.parametrize("case", ["SiLU", "a residual"])
 def test_blocks_in_any_order_go_through_many_rows(case: str) -> None:
     """No warp lays rows out over those that another of its lanes still stores."""

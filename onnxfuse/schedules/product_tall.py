@@ -199,13 +199,14 @@ class TallText(ProductText):
         self.tall, self.weights = tall, tall.weights
         self.groups, self.odd = shape.paired // 16, shape.depth * shape.size % PAIR_BYTES > 0
         self.held = Held("1", ROWS, COLUMNS)
-        self.wide = self._in_place(self.held)
+        # Of results that are too many to be computed where sums are, rows of sums are laid out.
+        self.in_place = self._in_place(self.held) == COLUMNS
         self.pitches = [_odd(shape.columns * kind.size) // kind.size for kind in self.kinds]
         begins = [0]
         for pitch, kind in zip(self.pitches, self.kinds, strict=True):
             begins.append(begins[-1] + ROWS * pitch * kind.size)
         self.begins, results = begins[:-1], begins[-1]
-        self.needed = 4 * ROWS * (shape.columns + FLOATS) if self.wide is None else results
+        self.needed = results if self.in_place else 4 * ROWS * (shape.columns + FLOATS)
 
     def text(self) -> Body:
         """All of it."""
@@ -272,7 +273,7 @@ class TallText(ProductText):
                 *(["of::hold_words(own, last, groups * 2);"] if self.odd else []),
                 f"if (first_row + step < {rows}) bring(first_row + step);",
                 "__syncwarp();",
-                *(self._rows_of_sums() if self.wide is None else self._rows_of_results()),
+                *(self._rows_of_results() if self.in_place else self._rows_of_sums()),
             ]),
             "}",
         ]
@@ -329,9 +330,7 @@ class TallText(ProductText):
         return [
             *(f"{kind.storage}* const at{number} = reinterpret_cast<{kind.storage}*>(own_laid + {begin});"
               for number, (kind, begin) in enumerate(zip(self.kinds, self.begins, strict=True))),
-            *self._columns([
-                f"constexpr int piece_wide = {self.wide};", f"static_assert(piece_wide == {COLUMNS}, \"\");",
-                *self._computed(self.held)]),
+            *self._columns([f"constexpr int piece_wide = {COLUMNS};", *self._computed(self.held)]),
             f"#pragma unroll {AT_ONCE}",
             f"for (int item = lane; item < {ROWS * self._vectors}; item += 32) {{",
             *indented([
