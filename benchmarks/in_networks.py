@@ -63,11 +63,12 @@ SHORT = 1.0
 
 @dataclass(frozen=True)
 class Convolution:
-    """What PyTorch needs to know of one: sizes of image and weights, strides, padding before and behind, dilations,
-    groups, and the type as PyTorch calls it."""
+    """What PyTorch needs to know of one: sizes of image, weights and result, strides, padding before and behind,
+    dilations, groups, and the type as PyTorch calls it."""
 
     image: tuple[int, ...]
     weights: tuple[int, ...]
+    result: tuple[int, ...]
     strides: tuple[int, ...]
     pads: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -84,21 +85,15 @@ class Convolution:
                 f"{f', steps of {max(strides)}' if strides else ''}"
                 f"{f', {self.groups} groups' if self.groups > 1 else ''}")
 
-
     @property
     def bytes(self) -> int:
         """Of its image, weights and result."""
-        return (prod(self.image) + prod(self.weights)) * SIZES[self.kind] + self.result
+        return self.read + prod(self.result) * SIZES[self.kind]
 
     @property
-    def result(self) -> int:
-        """Bytes of its result."""
-        rank = len(self.image) - 2
-        sides = [(side + before + behind - dilation * (taps - 1) - 1) // stride + 1 for
-                 side, before, behind, dilation, taps, stride in zip(
-                     self.image[2:], self.pads[:rank], self.pads[rank:], self.dilations, self.weights[2:],
-                     self.strides, strict=True)]
-        return self.image[0] * self.weights[0] * prod(sides) * SIZES[self.kind]
+    def read(self) -> int:
+        """Of its image and weights."""
+        return (prod(self.image) + prod(self.weights)) * SIZES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -141,10 +136,10 @@ def convolutions_of(nodes: Iterable[Node], made: Optimised) -> tuple[Convolution
     """Those among the nodes whose sizes are known."""
     found = []
     for node in filter(is_convolution, nodes):
-        image, weights = node.inputs[:2]
-        if image is None or weights is None or image.dtype is None:
+        image, weights, result = *node.inputs[:2], node.outputs[0]
+        if image is None or weights is None or result is None or image.dtype is None:
             continue
-        shapes = shapes_of([image, weights], made.ledger.sizes)
+        shapes = shapes_of([image, weights, result], made.ledger.sizes)
         if shapes is None:
             continue
         rank, given = len(shapes[0]) - 2, node.attributes
@@ -207,7 +202,7 @@ def beside(planned: PlannedNetwork, compared: Sequence[Compared], copy: float, t
         times = [time for time in known if time is not None]
         others = fmean(map(_others, same))
         region = same[0].region
-        read = sum(each.bytes - each.result for each in inside)
+        read = sum(each.read for each in inside)
         beside = max(0, region.reads - read if others else size - sum(each.bytes for each in inside))
         found.append(InNetwork(
             planned.row.name, inside, len(same), size, 1e6 * size / copy, fmean(times) - others if times else None,
