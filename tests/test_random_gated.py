@@ -6,7 +6,6 @@ what is computed between them and behind, and types, against float64, in every w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -20,15 +19,14 @@ from onnxfuse.schedules import product_tall
 QUICK = 8
 """Regions that are tried where no more are asked for."""
 
-MULTIPLIED = False
-"""Whether what is scaled is multiplied where it may be."""
-
 SIZES = (1, 3, 7, 8, 20, 33, 64, 97, 128, 240)
 """Of channels, and of what they are squeezed to."""
 
 
 class Drawn(Text):
-    """One random region: its text."""
+    """One random region: its text; ``multiplies``: whether what is scaled is multiplied where it may be."""
+
+    multiplies = False
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -45,7 +43,7 @@ class Drawn(Text):
         self.ahead = self.last and self.widths[0] > 1 and rng.random() < 0.5
         first = self.convolved(first) if self.ahead else first
         scaled = self.say("Mul", *rng.sample([first, self.gate(first)], 2))
-        self.multiplied = self.last and MULTIPLIED and self.widths[0] % 8 == 0 and self.widths[0] <= 144
+        self.multiplied = self.last and self.multiplies and self.widths[0] % 8 == 0 and self.widths[0] <= 144
         if self.multiplied:
             columns = rng.choice((2, 6, 16, 24, 40, 96))
             sizes = (*sizes[:-1], columns)
@@ -91,6 +89,12 @@ class Drawn(Text):
         return self.say("Reshape", value, "f")
 
 
+class Multiplied(Drawn):
+    """The same with a product behind it."""
+
+    multiplies = True
+
+
 def smaller(made: Made, drawn: Drawn, seed: int) -> dict[str, Array]:
     """Random inputs, weights so small that sums are no larger than their terms."""
     inputs = random_inputs(made, {}, seed)
@@ -112,9 +116,8 @@ def test_regions(seeds: Callable[[int], range]) -> None:
 def test_what_is_scaled_may_be_multiplied(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
     """By warps that hold what they read, however few rows there are, and as parts of which each has a kernel."""
     monkeypatch.setattr(product_tall, "LEAST_ROWS", 0)
-    monkeypatch.setattr(sys.modules[__name__], "MULTIPLIED", True)
     ran = 0
-    for seed, drawn, made in made_regions(seeds(2 * QUICK), Drawn, 20, ("product-structure",), 12):
+    for seed, drawn, made in made_regions(seeds(2 * QUICK), Multiplied, 20, ("product-structure",), 12):
         if not drawn.multiplied or set(drawn.space) == {1}:
             continue
         ran += 1

@@ -224,8 +224,12 @@ class _GatedWork:
     def _multiplying(self) -> Kernel | Refusal:
         """What multiplies the scaled image, by warps that scale what they read."""
         made = self.chain.made((Product(),), self.chain.scaled)
-        if isinstance(made, Refusal) or made.rounds or _is_tall(made):
-            return refused("operands are rounded") if isinstance(made, Kernel) and made.rounds else made
+        if isinstance(made, Refusal):
+            return made
+        if made.rounds:
+            return refused("what it scales is multiplied by numbers that are rounded")
+        if _is_tall(made):
+            return made
         told = next((choice for choice in made.choices if ALONE in dict(choice.settings)), None)
         return refused("what it scales is multiplied by more than warps hold, or has few rows") if told is None else (
             self.chain.made((Product(),), self.chain.scaled, told))

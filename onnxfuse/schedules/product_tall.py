@@ -22,7 +22,7 @@ from onnxfuse.schedules.kernel import HOPPER_HAS, Pace, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import packed, source
 from onnxfuse.schedules.product_epilogue import Held
-from onnxfuse.schedules.product_parts import ProductParts, Side, side_along, side_guards, side_of
+from onnxfuse.schedules.product_parts import ProductParts, Side, side_along, side_guards, side_of, single
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_windows import has_windows
@@ -39,12 +39,14 @@ ROWS, COLUMNS = 16, 16
 VECTOR_BYTES, STEP_BYTES, PAIR_BYTES = 16, 32, 64
 """Of a row, what a lane reads at once; what is multiplied at once; what four lanes read at once."""
 
-LITTLE, MUCH = (8, 3), (16, 1)
-"""Warps of a block and blocks of a multiprocessor where no more than one such pair of steps is summed up, and where
-more is: then registers hold fewer warps, and the right operand is more to be brought (H200, 27 products: 0.88 to 1.02
-times as long as of 8 warps and two blocks)."""
+LITTLE, MUCH = 8, 16
+"""Warps of a block where no more than one such pair of steps is summed up, and where more is: then registers hold fewer
+warps, and the right operand is more to be brought."""
 
-LEAST_ROWS = HOPPER_HAS * 16 * ROWS // 2
+BESIDE = {LITTLE: 3, MUCH: 1}
+"""Blocks of a multiprocessor, by their warps (H200, 28 products: 0.88 to 1.04 times as long as two of 8 warps)."""
+
+LEAST_ROWS = HOPPER_HAS * MUCH * ROWS // 2
 """Under which half of the warps would have nothing to do."""
 
 MOST_COLUMNS, MOST_DEPTH = 256, 320
@@ -55,8 +57,8 @@ AT_ONCE, LESS_AT_ONCE = 4, 2
 where more is summed up, or read with results, which takes registers."""
 
 QUICKER = ((64, 256), (192, 32))
-"""Bytes of what is summed over and columns, up to which such blocks are expected to be the quickest (H200, 27 products:
-0.57 to 0.99 times as long as the best of others and once 1.02; of all others 0.98 to 1.4 times as long)."""
+"""Bytes of what is summed over and columns, up to which such blocks are expected to be the quickest (H200, 28 products:
+0.55 to 1.0 times as long as the best of others; all others 0.96 to 1.4 times as long)."""
 
 STEP, COLUMN, COLUMN_STEP, WEIGHT = 1.2e-8, 5.0e-10, 2.2e-10, 1.0e-10
 """Seconds that a multiprocessor takes of 16 rows for each step of what is summed over, for each column, and for both;
@@ -141,8 +143,7 @@ class TallShape(ProductShape):
     @property
     def beside(self) -> int:
         """Blocks that a multiprocessor is to hold at least."""
-        most = next(blocks for warps, blocks in (LITTLE, MUCH) if warps == self.alone)
-        return max(1, min(most, ALL_SHARED // (self.shared + BLOCK_BYTES)))
+        return max(1, min(BESIDE[self.alone], ALL_SHARED // (self.shared + BLOCK_BYTES)))
 
     @property
     def paired(self) -> int:
@@ -171,6 +172,8 @@ def tall_of(products: Sequence[Contract], parts: ProductParts, results: tuple[La
     if left is None or last is None or left.across or last.across:
         return None
     weights = side_of(parts, parts.rights[0], "@n", planned)
+    if weights.across:  # a lane has words of what is summed over
+        weights = single(parts, weights.scalar, "@n")
     needed = (guard for side in (left, weights) for guard in side_guards(parts, side))
     return Tall(parts, left, last, weights, lanes, tuple(dict.fromkeys((*guards, *needed))))
 
@@ -182,7 +185,7 @@ def tall_shapes_of(tall: Tall, planned: Callable[[Dim], int], sizes: Mapping[str
     size = tall.parts.size
     step = STEP_BYTES // size
     depth = -(-tall.depth // step) * step
-    warps, _ = LITTLE if depth * size <= PAIR_BYTES else MUCH
+    warps = LITTLE if depth * size <= PAIR_BYTES else MUCH
     shape = TallShape(warps * ROWS, -(-tall.columns // COLUMNS) * COLUMNS, 1, depth=depth, size=size, alone=warps)
     found = replace(shape, laid=TallText(tall, shape, sizes).needed)
     return [found] if found.shared <= MOST_SHARED else []
@@ -196,7 +199,7 @@ class TallText(ProductText):
 
     def __init__(self, tall: Tall, shape: TallShape, sizes: Mapping[str, str]) -> None:
         super().__init__(tall.parts, [tall.left, tall.weights], tall.results, shape, sizes)
-        self.tall, self.weights = tall, tall.weights
+        self.tall = tall
         self.groups, self.odd = shape.paired // 16, shape.depth * shape.size % PAIR_BYTES > 0
         self.held = Held("1", ROWS, COLUMNS)
         # Of results that are too many to be computed where sums are, rows of sums are laid out.
@@ -228,9 +231,8 @@ class TallText(ProductText):
 
     def _weights(self) -> list[str]:
         """Fill the right operand's columns, zeros behind the last, and behind what is summed over."""
-        side, size = self.weights, self.shape.size
-        width = 1 if side.across else side.width
-        writer = self._writer(side.lanes if width == side.width else self.parts.lanes("@k", 1))
+        (side,), size = self.rights, self.shape.size
+        width, writer = side.width, self._writer(side.lanes)
         words = f"reinterpret_cast<unsigned*>(weights + column * pitch), of_k * {size} / 4, vector"
         rounded = ["vector = of::rounded_tf32(vector);"] if self.parts.rounds else []
         stored = f"of::place_words<paired>({words});" if width * size >= 4 else (
