@@ -15,6 +15,7 @@ from kernel_harness import Made, arguments, check, make, only, random_inputs, sh
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Pace
 from onnxfuse.schedules.product_boxes import Box, box_of
+from onnxfuse.schedules.product_maps import line_of
 from onnxfuse.schedules.product_windows import WindowAxis, Windows
 
 LAST = "x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v)"
@@ -78,7 +79,22 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "w = Transpose<perm = [4,3,0,1,2]>(v) c = Conv<pads = [0,1,0,0,1,0]>(x, w) y = Transpose<perm = [0,2,3,4,1]>(c) }", {}),
 }
 
-PLAINEST = ("a window, bias and activation", "channels that fill no stage", "three axes, bias and activation",
+CASES = {
+    **CASES,
+    "channels that fill half a stage, strides": (
+        PLAIN.replace(",64]", ",32]").replace("pads", "strides = [2,2], pads").replace("9,11,72", "5,6,72"), {}),
+    "channels that fill a quarter": (PLAIN.replace(",64]", ",16]"), {}),
+    "a stage and a half, any size, a residual": (
+        "g (T[N,H,W,96] t, T[40,3,5,96] v, T[N,H,W,40] z) => (T[N,H,W,40] y) { "
+        f"{LAST} c = Conv<pads = [1,2,1,2]>(x, w) l = Transpose<perm = [0,2,3,1]>(c) y = Add(l, z) }}",
+        {"N": 2, "H": 7, "W": 13}),
+    "half a stage, weights with their sums in the second place": (
+        "g (T[2,6,6,32] t, T[3,3,32,64] v) => (T[2,6,6,64] y) { x = Transpose<perm = [0,3,1,2]>(t) "
+        "w = Transpose<perm = [3,2,0,1]>(v) c = Conv<pads = [1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }", {}),
+    "three axes, half a stage": (THREE.replace(",64]", ",32]"), {}),
+}
+
+PLAINEST = ("channels that fill half a stage, strides", "channels that fill a quarter", "a window, bias and activation", "channels that fill no stage", "three axes, bias and activation",
             "three axes, a part of a stage")
 
 
@@ -169,7 +185,7 @@ def test_guards() -> None:
 
 
 @pytest.mark.parametrize(("results", "expected"), [
-    (64, ["128 x 64", "64 x 64", "128 x 128"]), (256, ["128 x 128", "128 x 256", "256 x 128"])])
+    (64, ["128 x 64", "128 x 64", "256 x 64", "64 x 64", "64 x 64"]), (256, ["128 x 128", "128 x 256", "256 x 128"])])
 def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, expected: list[str]) -> None:
     text = PLAIN.replace("72", f"{results}").replace("2,9,11", "N,H,W").replace("T[", "float16[")
     made = make(text, planned={"N": 32, "H": 56, "W": 56})
@@ -179,7 +195,7 @@ def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, exp
 
 
 @pytest.mark.parametrize(("channels", "microseconds"), [
-    (64, 0.0), (16, 0.79), (32, 0.5), (128, 0.0), (48, 0.61), (24, 1.03)])
+    (64, 0.0), (128, 0.0), (48, 0.61), (24, 1.03), (40, 0.6)])
 def test_stages_that_are_zeros_in_part_are_waited_for(channels: int, microseconds: float) -> None:
     """As an H100 was seen to copy them, of 128 and 64 lines."""
     made = make(PLAIN.replace(",64]", f",{channels}]").replace("72", "64").replace("9,11", "90,110").replace(
@@ -187,6 +203,71 @@ def test_stages_that_are_zeros_in_part_are_waited_for(channels: int, microsecond
     choice = Choice.of("product", rows=128, columns=64, stages=8, group=4, turns=1, taps=9)
     pace = told(made, choice, {}).kernel.pace
     assert isinstance(pace, Pace) and 0.9 * microseconds <= 1e6 * pace.waits <= 1.3 * microseconds
+
+
+@pytest.mark.parametrize(("channels", "line", "stages"), [(32, 64, 9), (16, 32, 9), (96, 64, 27)])
+def test_lines_are_as_short_as_channels_where_these_fill_no_stage(channels: int, line: int, stages: int) -> None:
+    """No zeros are copied beside them, and each of them takes a while, as an H200 was seen to copy them."""
+    made = make(PLAIN.replace(",64]", f",{channels}]").replace("72", "64").replace("9,11", "90,110").replace(
+        "T[", "float16["))
+    choices = [choice for choice in made.kernel.choices if dict(choice.settings).get("taps")]
+    assert choices and all(choice["line"] == line for choice in choices)
+    pace = told(made, choices[0], {}).kernel.pace
+    assert isinstance(pace, Pace) and pace.stages == stages
+    stays, rows = "stays" in dict(choices[0].settings), choices[0]["rows"]
+    assert 1.2e-9 <= pace.waits / (rows if stays else rows + choices[0]["columns"]) <= 1.5e-9
+
+
+@pytest.mark.parametrize(("length", "size", "line"), [
+    (64, 2, 128), (32, 2, 64), (16, 2, 32), (96, 2, 64), (160, 2, 128), (48, 2, 128), (8, 2, 128), (24, 2, 128),
+    (32, 4, 128), (16, 4, 64), (8, 4, 32), (48, 4, 64), (12, 4, 128), (1152, 2, 128), (1184, 2, 128)])
+def test_lines_that_take_least(length: int, size: int, line: int) -> None:
+    assert line_of(length, size) == line
+
+
+STAYING = PLAIN.replace("2,9,11", "7,41,43")
+
+
+def staying(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> list[Made]:
+    """The ways of which the weights stay."""
+    found = [way for way in boxed(text, kind, planned) if "_stays" in way.kernel.plan.variants[0].steps[0].kernel]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(("channels", "kind"), [
+    (16, "float16"), (32, "float16"), (64, "float16"), (32, "bfloat16"), (16, "float"), (8, "float")])
+def test_weights_stay_where_blocks_have_several_tiles(channels: int, kind: str) -> None:
+    """Each tile is multiplied with what came with the block's first one, in any order, by turns too."""
+    text = STAYING.replace(",64]", f",{channels}]").replace("72", "64")
+    for made in staying(text.replace("7,41,43", "N,H,W"), kind, {"N": 32, "H": 41, "W": 43}):
+        for sizes, order, multiprocessors in (({"N": 3, "H": 20, "W": 23}, "backward", 3),
+                                              ({"N": 1, "H": 9, "W": 70}, 3, 1), ({"N": 1, "H": 1, "W": 1}, 3, 132)):
+            check(made, short_inputs(made, sizes), length=600, misalign=False, orders=[order],
+                  multiprocessors=multiprocessors)
+
+
+def test_weights_that_stay_may_be_infinite() -> None:
+    text = STAYING.replace(",64]", ",32]").replace("7,41,43", "N,H,W").replace("72", "64")
+    for made in staying(text, planned={"N": 32, "H": 41, "W": 43}):
+        inputs = random_inputs(made, {"N": 2, "H": 9, "W": 11})
+        inputs["v"][3, 0, 1, 5], inputs["v"][40, 2, 2, 31], inputs["t"][0, 0, 0, 31] = np.inf, np.nan, -np.inf
+        check(made, inputs, length=600, misalign=False, multiprocessors=1)
+
+
+@pytest.mark.parametrize(("text", "stay"), [
+    (STAYING.replace("7,41,43", "16,80,80").replace("72", "64"), True),
+    (STAYING.replace("7,41,43", "2,17,21").replace("72", "64"), False),  # one tile a block
+    (STAYING.replace("7,41,43", "16,80,80").replace("72", "64").replace(",64]", ",256]"), False),  # no room
+])
+def test_weights_stay_where_there_is_room_and_use(text: str, stay: bool) -> None:
+    made = make(text.replace("T[", "float16["))
+    assert ("_stays" in made.kernel.plan.variants[0].steps[0].kernel) == stay
+
+
+def test_each_tile_has_all_columns_of_what_stays() -> None:
+    made = make(STAYING.replace("7,41,43", "16,80,80").replace("72", "640").replace("T[", "float16["))
+    assert not any(dict(choice.settings).get("stays") for choice in made.kernel.choices)
 
 
 def windows(*strides: int) -> Windows:

@@ -62,7 +62,7 @@ inline void bring(const Tile& tile) {
     for (size_t column = 0; column < map.box[0]; ++column) {
       const int64_t at = tile.at[0] + static_cast<int64_t>(column);
       size_t place = line * row + column * element;
-      if (map.swizzled) place ^= (place >> 7 & 7) << 4;
+      if (map.swizzled) place ^= (place >> 7 & (map.swizzled / 16 - 1)) << 4;
       if (inside && at >= 0 && at < static_cast<int64_t>(map.sizes[0])) {
         memcpy(tile.to + place, from + at * static_cast<int64_t>(element), element);
         if (map.rounds) round_tf32(tile.to + place);

@@ -229,7 +229,7 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
     Raises:
         EmulatorError: the driver would refuse it, or the emulator does not know what it asks for.
     """
-    if tensor_map.interleave or tensor_map.swizzle not in (0, 128) or tensor_map.element_strides[0] != 1:
+    if tensor_map.interleave or tensor_map.element_strides[0] != 1:
         raise EmulatorError(f"a tensor map asks for what is not emulated: {tensor_map}")
     element, _ = TYPES[tensor_map.dtype]
     address = buffers[tensor_map.base].address
@@ -245,7 +245,7 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
     copied = [-(-extent // step) for extent, step in zip(tensor_map.box, tensor_map.element_strides, strict=True)]
     return struct.pack(
         "<Q5Q5Q5I3B5B", address, *five(sizes), *five([element, *strides]), *five(copied), len(sizes),
-        tensor_map.swizzle == 128, tensor_map.dtype == "tfloat32", *five(tensor_map.element_strides))
+        tensor_map.swizzle, tensor_map.dtype == "tfloat32", *five(tensor_map.element_strides))
 
 
 def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

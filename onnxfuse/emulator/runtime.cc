@@ -217,8 +217,9 @@ void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int r
   Tile tile{static_cast<char*>(to), {}, {}};
   memcpy(&tile.map, map, sizeof(tile.map));
   if (tile.map.rank != rank) fail(line, "%d coordinates for a tensor map of rank %d", rank, tile.map.rank);
-  if (reinterpret_cast<uintptr_t>(to) % (tile.map.swizzled ? 1024 : 128)) {
-    fail(line, "a tile at no multiple of %d bytes", tile.map.swizzled ? 1024 : 128);
+  const int whole = tile.map.swizzled ? 8 * tile.map.swizzled : 128;
+  if (reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(whole)) {
+    fail(line, "a tile at no multiple of %d bytes", whole);
   }
   memcpy(tile.at, at, static_cast<size_t>(rank) * sizeof(int));
   memset(to, kPoison, static_cast<size_t>(bytes_of(tile.map)));

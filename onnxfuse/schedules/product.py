@@ -89,6 +89,7 @@ class Product(Schedule):
         "sharers": "{sharers} warps share what is summed over",
         "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks a multiprocessor",
         "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
+        "line": "{line} bytes of a row at a time", "stays": "the right operand stays",
         "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
     products = MOST_BESIDE
@@ -326,7 +327,7 @@ class ProductWork:
         step = self._step(function, shape, f"{tiles} {beside} min")
         if shape.split > 1:
             # Every block of a cluster sums something.
-            depth = STAGE_BYTES // self.parts.size
+            depth = shape.line // self.parts.size
             needed += [f"{shape.split} {expression(self.parts.depth, symbols)} {depth} ceil <="]
             step = replace(step, grid=(f"{tiles} {shape.split} *", "1", "1"), cluster=(str(shape.split), "1", "1"))
         self.variants.append(Variant(

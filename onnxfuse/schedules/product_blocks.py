@@ -17,7 +17,7 @@ from onnxfuse.schedules.product_integers import (
     IntegerSpecialisedShape,
 )
 from onnxfuse.schedules.product_library import LibraryShape
-from onnxfuse.schedules.product_maps import Mapped
+from onnxfuse.schedules.product_maps import COPIED, FILLED, Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import STAGE_BYTES, WARP_ROWS, ProductShape, SpecialisedShape
 from onnxfuse.schedules.schedule import Request
@@ -35,11 +35,13 @@ TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0
 MOST_EXACT = 128 * 128
 """Results of a tile of float32 products that are not rounded: registers hold what is left of operands too."""
 
-SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0,
-               (192, 192, 1): 1.0, (128, 128, 1): 0.95, (64, 64, 2): 0.6, (64, 96, 2): 0.75, (64, 128, 2): 0.9}
+SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (256, 64, 1): 0.82,
+               (128, 192, 1): 1.0, (192, 192, 1): 1.0, (128, 128, 1): 0.95, (64, 64, 2): 0.6, (64, 96, 2): 0.75,
+               (64, 128, 2): 0.9}
 """The same of blocks with a warp that copies, which go through so many tiles at a time.  Those of 64 rows, of floats of
 16 bits alone, are for tiles that are too few for all multiprocessors otherwise (H200: of 27 small products 14 took 0.78
-to 0.95 times as long; 1,568 x 1,152 to 192 4.6 us, in tiles of 128 x 64 5.6)."""
+to 0.95 times as long; 1,568 x 1,152 to 192 4.6 us, in tiles of 128 x 64 5.6); those of 256 x 64 take the right operand
+half as often (H200: 0.75 to 0.92 times as long as of 128 x 64 for two convolutions, 0.97 to 1.06 for four products)."""
 
 IDLE, IDLE_READING = 0.93, 0.85
 """Share of that by turns where no multiprocessor has two tiles, so that one group has none, and the same where what
@@ -118,9 +120,13 @@ RESULTS = {1: 5.5, 2: 3.5}
 """TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
 (H100, seven products with activations; of 16 bits what follows takes 3 to 14% of a product)."""
 
-LINE_COPIED, LINE_FILLED = 1.0e-9, 4.1e-9
-"""Seconds of a line of a stage's tiles where not all of it is in the image, and beside that as many as zeros make up of
-it: boxes with 16 channels of 64 took 0.79 microseconds for 192 lines, with 32 half (H100)."""
+STAYING = 1.06
+"""How many times as fast tiles are multiplied at least whose right operand stays (H200: 1.02 to 1.4 for ten
+convolutions, 1.02 to 1.25 for products whose last stage is zeros in part)."""
+
+LINE_SHORT = 1.35e-9
+"""Seconds of a line of 64 bytes or 32 (H200: eight convolutions of 16 and 32 channels took 1.3 to 1.6e-9, with what
+follows them)."""
 
 LINE_UNEVEN = 1.55
 """How many times as long that takes of pixels whose bytes are no power of two (H100, of 24 channels and of 48)."""
@@ -246,7 +252,8 @@ class Blocks:
             if not self._are_panels(columns):
                 continue
             box = box_of(windows, rows, counts)
-            shape = self._box_shape(rows, columns, 1, turns=turns, box=box, taps=windows.taps)
+            shape = self._box_shape(
+                rows, columns, 1, turns=turns, box=box, taps=windows.taps, line=self.boxed[0].line)
             blocks.append((shape, self._boxes_of(shape), rate))
         return self._quickest(most, blocks, self._box_steps)
 
@@ -254,7 +261,7 @@ class Blocks:
     def _box_steps(self) -> int:
         """Stages that a tile of boxes goes through."""
         assert self.boxed is not None
-        return self.boxed[0].depth // self._staged_depth
+        return self.boxed[0].depth * self.parts.size // self.boxed[0].line
 
     def _boxes_of(self, shape: BoxShape) -> int:
         """How many tiles of boxes of this shape there are."""
@@ -271,8 +278,11 @@ class Blocks:
         idle = IDLE_READING if self.parts.beside(self.parts.lanes("@n", 1)) else IDLE
         blocks = [(shape, tiles, rate * (idle if shape.turns > 1 and tiles <= HOPPER_HAS else 1.0))
                   for shape, tiles, rate in blocks]
-        alone = sorted(((_busiest(tiles, (shape.rows, shape.columns), rate), shape) for shape, tiles, rate in blocks),
-                       key=lambda each: each[0])[:most]
+        staying = {shape: self._staying(shape, steps)
+                   for shape, tiles, _ in blocks if tiles > HOPPER_HAS * shape.beside}
+        alone = sorted(((
+            _busiest(tiles, (shape.rows, shape.columns), rate * (STAYING if staying.get(shape) else 1.0)), shape)
+            for shape, tiles, rate in blocks), key=lambda each: each[0])[:most]
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
         shared = [
             (-(-steps // split) * _busiest(1, (shape.rows, shape.columns), rate) + BEGUN,
@@ -284,7 +294,21 @@ class Blocks:
             and tiles <= most_clusters and split * LEAST_STEPS <= steps]
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])
-        return [*(shape for _, shape in better[:most]), *(filled(shape) for _, shape in alone)]
+        return [*(shape for _, shape in better[:most]),
+                *(each for _, shape in alone for each in (*staying.get(shape, ()), filled(shape)))]
+
+    def _staying(self, shape: SpecialisedShape, steps: int) -> list[SpecialisedShape]:
+        """The same block with the whole right operand in shared memory, where each tile has all columns and there is
+        room for that beside enough stages.  Of products without windows only those whose last stage is zeros in part
+        gain by it: others wait for memory."""
+        parts = self.parts
+        columns, depth = parts.columns.value, parts.depth.value
+        if parts.integers or len(parts.rights) > 1 or parts.batch.value != 1 or columns is None or depth is None:
+            return []
+        if columns > shape.columns or (self.boxed is None and depth * parts.size % STAGE_BYTES == 0):
+            return []
+        found = filled(replace(shape, stays=steps))
+        return [found] if found.stages * shape.line >= LEAST_STAGES * STAGE_BYTES else []
 
     def _pairs(self) -> list[SpecialisedShape]:
         """The narrow block of which a multiprocessor may have two, where little is summed up: one computes what follows
@@ -349,7 +373,7 @@ class Blocks:
         tiles, stages = (self._boxes_of(shape), self._box_steps) if isinstance(shape, BoxShape) else (
             self._count(shape.rows, shape.columns), self._steps)
         share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
-        flops = 2 * shape.rows * max(shape.columns, NARROW) * self._staged_depth
+        flops = 2 * shape.rows * max(shape.columns, NARROW) * (shape.line // self.parts.size)
         results = RESULTS[shape.turns] if self.parts.rounds else None
         uneven = stored == 1 and self.parts.of_matrices and self.planned(self.parts.columns) % self.parts.width != 0
         ends = RESULT_ALONE * shape.rows * shape.columns if uneven else 0.0
@@ -395,8 +419,9 @@ class Blocks:
             return 0.0
         channels = self.boxed[0].windows.channels
         zeros, uneven = 1 - channels / self.boxed[0].staged, channels < self._staged_depth and channels & (channels - 1)
-        line = (LINE_UNEVEN if uneven else 1.0) * (LINE_COPIED + zeros * LINE_FILLED)
-        return (shape.rows + shape.columns) * line if zeros else 0.0
+        line = (LINE_UNEVEN if uneven else 1.0) * (COPIED + zeros * FILLED) if zeros else LINE_SHORT
+        lines = shape.rows + (0 if shape.stays else shape.columns)
+        return lines * line if zeros or shape.line < STAGE_BYTES else 0.0
 
 
 def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:
@@ -409,4 +434,6 @@ def filled(least: SpecialisedShape) -> SpecialisedShape:
     """A block of one stage with as many as there is room for."""
     one = replace(least, stages=2).shared - least.shared
     most = MOST_SHARED if least.blocks == 1 else ALL_SHARED // least.blocks - BLOCK_BYTES
-    return replace(least, stages=1 + (most - least.shared) // one)
+    stages, even = 1 + (most - least.shared) // one, STAGE_BYTES // least.line
+    # What lies behind the stages begins at a multiple of 1,024 bytes.
+    return replace(least, stages=stages - stages % even)

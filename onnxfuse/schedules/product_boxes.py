@@ -22,7 +22,7 @@ from onnxfuse.schedules.attention_shape import PANEL
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_asides import Aside
-from onnxfuse.schedules.product_maps import KINDS, PIECE_BYTES, Mapped, steps_of
+from onnxfuse.schedules.product_maps import KINDS, PIECE_BYTES, Mapped, line_of, steps_of
 from onnxfuse.schedules.product_parts import ProductParts
 from onnxfuse.schedules.product_shape import STAGE_BYTES, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
@@ -76,7 +76,7 @@ class Boxed(Mapped):
     @property
     def staged(self) -> int:
         """Channels of a place as whole stages have them."""
-        wide = STAGE_BYTES // self.size
+        wide = self.line // self.size
         return -(-self.windows.channels // wide) * wide
 
     @property
@@ -89,7 +89,7 @@ class Boxed(Mapped):
         strides = (*(axis.stride for axis in self.windows.axes), 1)
         held = ((side - 1) * stride + 1 for side, stride in zip(box.sides, strides, strict=True))
         return replace(
-            self.map(1, symbols), element_strides=(1, *strides), box=(STAGE_BYTES // self.size, *held))
+            self.map(1, symbols), element_strides=(1, *strides), box=(self.line // self.size, *held))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,10 @@ def boxed_of(
     known = [stride.value for stride in strides if stride.value is not None]
     if any(stride * parts.size % PIECE_BYTES or stride <= 0 for stride in known):
         return None
-    boxed = Boxed(image.input, image.dtype, names, strides, sizes, False, windows)
+    # Of integers, and beside panels of columns, lines are of one length.
+    line = STAGE_BYTES if parts.integers or weights.across else line_of(windows.channels, parts.size)
+    boxed = Boxed(image.input, image.dtype, names, strides, sizes, False, windows, line=line)
+    weights = replace(weights, line=line)
     return boxed, weights if boxed.staged == windows.channels else _parted(weights, windows)
 
 
@@ -157,7 +160,7 @@ def _parted(weights: Mapped, windows: Windows) -> Parted:
         axes, sizes, strides = ("@n", "@c", "@tap"), (first, channels, taps), (step, step * channels)
     else:
         axes, sizes, strides = ("@c", "@tap", "@n"), (channels, taps, second), (channels, step)
-    return Parted(weights.input, weights.dtype, axes, strides, sizes, weights.across)
+    return Parted(weights.input, weights.dtype, axes, strides, sizes, weights.across, line=weights.line)
 
 
 def box_of(windows: Windows, rows: int, counts: tuple[int, ...]) -> Box:

@@ -89,7 +89,8 @@ class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
     one that they share or one each; ``split``: blocks of a cluster that share what is summed over; ``moments``: whether
     it tells mean and squares of each column (``column_moments``); ``blocks``: of a multiprocessor; ``asides``: whether
-    what is read with results is brought (``product_asides``)."""
+    what is read with results is brought (``product_asides``); ``line``: bytes of what a stage has of each row;
+    ``stays``: stages of the right operand, where these stay for all tiles, of which each has all columns."""
 
     together: bool = True
     turns: int = 1
@@ -97,13 +98,18 @@ class SpecialisedShape(ProductShape):
     moments: bool = False
     blocks: int = 1
     asides: bool = False
+    line: int = STAGE_BYTES
+    stays: int = 0
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         split = f"_split{self.split}" if self.split > 1 else ""
+        line = f"_lines{self.line}" if self.line < STAGE_BYTES else ""
+        stays = "_stays" if self.stays else ""
         moments, beside = "_moments" if self.moments else "", f"_beside{self.blocks}" if self.blocks > 1 else ""
-        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}{moments}{beside}"
+        tile = f"{self.rows}x{self.columns}x{self.stages}"
+        return f"product_{tile}_specialised{self.turns}{split}{moments}{beside}{line}{stays}"
 
     @property
     def choice(self) -> Choice:
@@ -115,8 +121,10 @@ class SpecialisedShape(ProductShape):
         """What it sets."""
         split = {"split": self.split} if self.split > 1 else {}
         beside = {"blocks": self.blocks} if self.blocks > 1 else {}
+        line = {"line": self.line} if self.line < STAGE_BYTES else {}
+        stays = {"stays": 1} if self.stays else {}
         return {"rows": self.rows, "columns": self.columns, "stages": self.stages, "group": WARPS,
-                "turns": self.turns, **split, **beside}
+                "turns": self.turns, **split, **beside, **line, **stays}
 
     @property
     def warps(self) -> int:
@@ -132,10 +140,17 @@ class SpecialisedShape(ProductShape):
     def shared(self) -> int:
         """Bytes of shared memory: the stages, the multiplying warps' sums, all of them where other blocks read them,
         and the barriers."""
-        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
+        staged = self.stages * self.line * self.rows + self.right
         laid = 4 * (self.rows * self.columns if self.split > 1 else self.groups * WARPS * 16 * PIECE)
         known = (2 * self.groups if self.moments else 0) + (2 * ASIDE_SLOTS * self.groups if self.asides else 0)
         return TILE_BYTES + staged + laid + (2 * self.stages + self.groups + known) * ARRIVALS
+
+    @property
+    def right(self) -> int:
+        """Bytes of the right operand's stages; what lies behind them begins at a multiple of ``TILE_BYTES``."""
+        if not self.stays:
+            return self.stages * self.line * self.columns
+        return -(-self.stays * self.line * self.columns // TILE_BYTES) * TILE_BYTES
 
     @property
     def windows(self) -> int:

@@ -80,13 +80,13 @@ class SpecialisedText(AsidesText):
             f"using T = {element};",
             *self._instruction(element),
             f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
-            f"constexpr int depth = {STAGE_BYTES // self.parts.size}, beside = {len(self.rights)}, "
+            f"constexpr int depth = {shape.line // self.parts.size}, beside = {len(self.rights)}, "
             "own_columns = columns / beside;",
             f"constexpr int groups = {self.groups}, rows64 = rows / {64 if self.apart else 64 * self.groups};",
             "extern __shared__ __align__(1024) unsigned char of_tiles[];",
             "T* const left_tiles = reinterpret_cast<T*>(of::tiles_from(of_tiles));",
             self._right_tiles(),
-            "float* const laid = reinterpret_cast<float*>(right_tiles + stages * columns * depth);",
+            f"float* const laid = reinterpret_cast<float*>(right_tiles + {self._right()});",
             f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + {laid});",
             "of::Arrivals* const multiplied = here + stages;",
             *(["of::Arrivals* const allowed = multiplied + stages;"] if self.apart else []),
@@ -97,6 +97,14 @@ class SpecialisedText(AsidesText):
             f"const int group = warp / {WARPS};",
             *(self.moments.constants() if self.moments else ()),
         ]
+
+    def _right(self) -> str:
+        """Elements of the right operand's stages."""
+        return str(self.shape.right // self.parts.size) if self.shape.stays else "stages * columns * depth"
+
+    def _right_stage(self) -> str:
+        """Where a stage of the right operand lies."""
+        return f"right_tiles + {'start * columns' if self.shape.stays else 'turn * columns * depth'}"
 
     def _begun(self) -> list[str]:
         """Barriers, and what all warps know."""
@@ -166,7 +174,9 @@ class SpecialisedText(AsidesText):
         writer = self._writer(self.lanes)
         copies = []
         for place, operand in enumerate(self.operands):
-            copies += self._copied(place, operand, writer)
+            copied = self._copied(place, operand, writer)
+            copies += ["if (first) {", *indented(copied), "}"] if place and self.shape.stays else copied
+        right = "(first ? columns : 0)" if self.shape.stays else "columns"
         maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
         alone = self._asides_brought() or [f"if (threadIdx.x != groups * {32 * WARPS}) return;"]
         return [
@@ -181,11 +191,12 @@ class SpecialisedText(AsidesText):
                 *indented([
                     *self._place("number"),
                     *writer.upto(Scope.VECTOR),
+                    *(("const bool first = number == (idx)blockIdx.x;",) if self.shape.stays else ()),
                     f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
                     *indented([
                         "// Everybody is done with what was there before.",
                         "of::wait_for(multiplied + turn, phase ^ 1);",
-                        f"of::arrive_before(here + turn, ({self.copied} + columns) * depth * (int)sizeof(T));",
+                        f"of::arrive_before(here + turn, ({self.copied} + {right}) * depth * (int)sizeof(T));",
                         *copies,
                         "if (++turn == stages) turn = 0, phase ^= 1;",
                     ]),
@@ -200,7 +211,7 @@ class SpecialisedText(AsidesText):
     def _copied(self, place: int, operand: Mapped, writer: Writer) -> list[str]:
         """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
         behind = f" + {place - 1} * own_columns * depth" if place > 1 else ""
-        tile = f"right_tiles + turn * columns * depth{behind}" if place else "left_tiles + turn * rows * depth"
+        tile = f"{self._right_stage()}{behind}" if place else "left_tiles + turn * rows * depth"
         coordinates = ", ".join(f"(int)({one})" for one in self._at("n" if place else "m", operand, writer))
         asked = (f"const int at[] = {{{coordinates}}};", "of::copy_tile({}, "
                  f"m{self.first + place}, here + turn, at);")
@@ -291,7 +302,7 @@ class SpecialisedText(AsidesText):
                 "of::products_begin();",
                 *unrolled("int i = 0; i < rows64; ++i", [
                     f"of::{self._multiplies()}(",
-                    "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
+                    f"    sums[i], left_tiles + turn * rows * depth, {self._right_stage()}, "
                     f"own_row + i * 64, start > {self.start});"]),
                 "of::products_asked();",
                 "// This stage is being multiplied; that before it may be filled.",
@@ -308,6 +319,8 @@ class SpecialisedText(AsidesText):
 
     def _multiplies(self) -> str:
         """What multiplies a stage."""
+        if self.shape.line < STAGE_BYTES:
+            return "multiply_short<Tensor, T, columns, depth>"
         return f"multiply_tiles<Tensor, T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>"
 
     # ---- What becomes of sums. ----

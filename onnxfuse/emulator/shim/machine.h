@@ -24,7 +24,7 @@ struct TensorMap {
   const char* base;
   uint64_t sizes[5], strides[5];  // bytes, an element's first
   uint32_t box[5];                // elements that come
-  unsigned char rank, swizzled;   // whether each row of 128 bytes has its pieces of 16 changed by its number
+  unsigned char rank, swizzled;   // in how many bytes pieces of 16 change places by the number of their 128 bytes; or 0
   unsigned char rounds;           // whether elements are float32 and come as the nearest number of TF32
   unsigned char steps[5];         // from one to the next along each axis
 };

@@ -102,6 +102,54 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], con
 #endif
 }
 
+// ---- Tiles whose lines are shorter: 64 bytes or 32. ----
+
+// Where an element lies: pieces of 16 bytes change places by the number of the 128 bytes that a line is in.
+template <typename T, int depth> __device__ __forceinline__ int place_short(int row, int column) {
+  constexpr int piece = 16 / sizeof(T), pieces = depth / piece, lines = 8 / pieces;
+  return row * depth + (column / piece ^ row / lines % pieces) * piece + column % piece;
+}
+#ifdef OF_WARPGROUP
+template <int bytes> __device__ __forceinline__ unsigned long long described_short(const void* tile) {
+  const unsigned long long address = static_cast<unsigned long long>(__cvta_generic_to_shared(tile));
+  return (address & 0x3ffff) >> 4 | 1ull << 16 | static_cast<unsigned long long>(8 * bytes >> 4) << 32 |
+         (bytes == 64 ? 2ull : 3ull) << 62;
+}
+#endif
+// As of::multiply_tiles, of such tiles.
+template <typename Tensor, typename T, int others, int depth>
+__device__ __forceinline__ void multiply_short(float (&sums)[others / 8][4], const T* left, const T* right, int row,
+                                               bool some) {
+#ifdef OF_WARPGROUP
+  constexpr int bytes = depth * sizeof(T);
+  const unsigned long long a = described_short<bytes>(left + row / 64 * (64 * depth)), b = described_short<bytes>(right);
+#pragma unroll
+  for (int step = 0; step < bytes / 32; ++step)
+    Tensor::by_tile(sums, a + step * 2, b + step * 2, some || step > 0);
+#else
+  const auto work = [&sums, left, right, row, some] {
+    const int lane = threadIdx.x % 32;
+    if (!some)
+#pragma unroll
+      for (int n = 0; n < others / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < depth / 16; ++step) {
+      unsigned own[4];
+      load_matrices<false>(own, left + place_short<T, depth>(row + lane % 16, step * 16 + lane / 16 * 8));
+#pragma unroll
+      for (int n = 0; n < others / 8; n += 2) {
+        unsigned other[4];
+        load_matrices<false>(other, right + place_short<T, depth>(n * 8 + lane / 16 * 8 + lane % 8,
+                                                                  step * 16 + lane / 8 % 2 * 8));
+        mma<T>(sums[n], own, other[0], other[1]);
+        mma<T>(sums[n + 1], own, other[2], other[3]);
+      }
+    }
+  };
+  ask_for(work);
+#endif
+}
+
 // sums += left right: `left` are fragments of a warp's 16 rows, the right tile has `rows` rows.
 template <typename Tensor, typename T, int rows, int columns>
 __device__ __forceinline__ void multiply_fragments(float (&sums)[columns / 8][4], const unsigned (&left)[rows / 16][4],
