@@ -218,6 +218,15 @@ def test_lines_are_as_short_as_channels_where_these_fill_no_stage(channels: int,
     assert 1.2e-9 <= pace.waits / (rows if stays else rows + choices[0]["columns"]) <= 1.5e-9
 
 
+def test_what_lies_behind_short_lines_begins_where_tiles_may() -> None:
+    """A residual comes by tensor maps behind the stages, an odd number of whose 80 lines of 32 bytes would fit."""
+    text = ("g (T[N,H,W,16] t, T[80,3,3,16] v, T[N,H,W,80] z) => (T[N,H,W,80] y) { "
+            f"{LAST} c = Conv<pads = [1,1,1,1]>(x, w) l = Transpose<perm = [0,2,3,1]>(c) y = Add(l, z) }}")
+    for made in boxed(text, planned={"N": 32, "H": 80, "W": 80}):
+        sizes = {"N": 1, "H": 17, "W": 19}
+        check(made, random_inputs(made, sizes), length=600, misalign=False)
+
+
 @pytest.mark.parametrize(("length", "size", "line"), [
     (64, 2, 128), (32, 2, 64), (16, 2, 32), (96, 2, 64), (160, 2, 128), (48, 2, 128), (8, 2, 128), (24, 2, 128),
     (32, 4, 128), (16, 4, 64), (8, 4, 32), (48, 4, 64), (12, 4, 128), (1152, 2, 128), (1184, 2, 128)])

@@ -3,8 +3,9 @@
 A tile's rows are windows that lie in a box: side by side, below one another, behind one another where there are three
 axes, and of several images.  What these windows see at one of their places lies in a box of the image too, ``stride``
 elements apart, which one copy brings, with zeros where it is outside.  So a stage is 128 bytes of channels of one place
-of the windows, or zeros behind the last, and the place moves on when all channels were there: the implicit product of
-Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), with the addresses left to the copies.
+of the windows, or 64 or 32 of few, or zeros behind the last, and the place moves on when all channels were there: the
+implicit product of Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), with the addresses left to
+the copies.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Boxed(Mapped):
 
     @property
     def staged(self) -> int:
-        """Channels of a place as whole stages have them."""
+        """Channels of a place as whole stages have them, of ``line`` bytes each."""
         wide = self.line // self.size
         return -(-self.windows.channels // wide) * wide
 

@@ -2,8 +2,8 @@
 shared memory, as where an image has three (``product_patch``).
 
 Boxes of tensor maps (``product_boxes``) bring each place of the windows by itself, nine times the image for windows of
-3 x 3, and of 16 or 32 channels stages of 64 are zeros for the most part.  Here the image comes once, with what overlaps
-of neighbouring tiles, while the tile before is multiplied; weights of all places stay in shared memory.
+3 x 3, line by line, of which short ones take as long as others.  Here the image comes once, with what overlaps of
+neighbouring tiles, while the tile before is multiplied; weights of all places stay in shared memory.
 """
 
 from __future__ import annotations

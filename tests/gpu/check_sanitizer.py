@@ -1,7 +1,7 @@
 """Generated kernels under NVIDIA's compute-sanitizer: those of two zoo models and of random graphs.
 
     python tests/gpu/check_sanitizer.py [--models bert_base_fp16:3:37,unet_fp16:1] [--graphs 40] [--seed 0]
-        [--cases] [--only TEXT] [--tools memcheck,racecheck,initcheck,synccheck] [--emulate | --dry-run]
+        [--cases] [--only TEXT ...] [--tools memcheck,racecheck,initcheck,synccheck] [--emulate | --dry-run]
 
 Models are planned for the sizes of their rows and for the small, odd ones at which all kernels run.  Each distinct
 kernel runs in every variant whose guards hold, on tensors whose memory is as large as they are and not a byte larger,
@@ -393,8 +393,8 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40, help="random graphs; 40 by default")
     parser.add_argument("--most", type=int, default=25, help="nodes of a random graph, about; 25 by default")
     parser.add_argument("--cases", action="store_true", help="every way to run products, attention and stencils too")
-    parser.add_argument("--only", default="", metavar="TEXT",
-                        help="kernels whose first variant's name, or what it is of, has it")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT",
+                        help="kernels whose first variant's name, or what it is of, has it; may be given several times")
     parser.add_argument("--seed", type=int, default=0, help="of the random graphs")
     parser.add_argument("--tools", default=",".join(TOOLS), help="of compute-sanitizer; all four by default")
     parser.add_argument("--target", help="GPU to plan for; by default the one at hand")
@@ -421,7 +421,7 @@ def main() -> int:
                              lambda: graph_jobs(given.graphs, given.seed, given.most, given.target),
                              lambda: case_jobs(given.target) if given.cases else iter(())])
     jobs = [job for job in jobs for first in [LaunchPlan.from_json(job.plan).variants[0]]
-            if (given.only in job.name or given.only in first.name) and not first.calls]
+            if any(text in job.name or text in first.name for text in given.only or [""]) and not first.calls]
     kernels = len({job.source for job in jobs})
     print(f"{kernels} kernels, {len(jobs)} with their shapes, planned in {time.perf_counter() - start:.0f} s",
           flush=True)

@@ -52,16 +52,16 @@ CASES = {
     "a convolution and a residual, in boxes": """g (T[3,32,32,64] x, T[72,3,3,64] w, T[72] c, T[3,32,32,72] r)
         => (T[3,32,32,72] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           p = Conv<pads = [1,1,1,1]>(t, v, c) q = Transpose<perm = [0,2,3,1]>(p) s = Add(q, r) y = Relu(s) }""",
-    "a convolution of few channels, weights that stay": """g (T[9,48,51,32] x, T[64,3,3,32] w, T[64] c)
-        => (T[9,24,26,64] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+    "a convolution of few channels, weights that stay": """g (T[9,96,99,32] x, T[64,3,3,32] w, T[64] c)
+        => (T[9,48,50,64] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           p = Conv<pads = [1,1,1,1], strides = [2,2]>(t, v, c) q = Transpose<perm = [0,2,3,1]>(p) y = Relu(q) }""",
     "a convolution of a stage and a half, weights that stay": """g (T[9,51,48,96] x, T[32,3,3,96] w, T[9,51,48,32] r)
         => (T[9,51,48,32] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           p = Conv<pads = [1,1,1,1]>(t, v) q = Transpose<perm = [0,2,3,1]>(p) y = Add(q, r) }""",
-    "a convolution of float32, short lines": """g (float[9,51,48,16] x, float[64,3,3,16] w) => (float[9,51,48,64] y)
-        { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+    "a convolution of float32, weights that stay": """g (float[9,51,48,16] x, float[64,3,3,16] w)
+        => (float[9,51,48,64] y) { t = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
           p = Conv<pads = [1,1,1,1]>(t, v) q = Transpose<perm = [0,2,3,1]>(p) y = Relu(q) }""",
-    "a product whose right operand stays": """g (T[18003,72] a, T[144,72] b, T[144] c) => (T[18003,144] y)
+    "a product of few steps, many rows": """g (T[36003,72] a, T[144,72] b, T[144] c) => (T[36003,144] y)
         { p = Gemm<transB = 1>(a, b, c) s = Sigmoid(p) y = Mul(p, s) }""",
     "a recurrent layer, both ways": """g (T[9,5,24] x, T[2,160,24] w, T[2,160,40] r, T[2,320] b, T[2,5,40] h)
         => (T[9,2,5,40] y, T[2,5,40] s, T[2,5,40] c)
