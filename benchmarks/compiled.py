@@ -5,7 +5,7 @@
 
 A row is model:sizes, as zoo.py has it; ``torch_models.py`` has its network.  Each side runs in a process of its own,
 one run at a time, until the GPU is done; torch.compile copies no input of its graphs.  It compiles ahead, all networks
-at once, into its cache on disk.
+at once, into its cache on disk, while models are fused.
 """
 
 from __future__ import annotations
@@ -146,8 +146,10 @@ def main(names: str | None, modes: str, database: Path | None, jobs: int, second
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-compiled-"))
         if database is not None:
             os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
-        made = prepare_all(rows, folder, where.gpu, jobs)
-        compile_ahead(rows, asked, jobs, seconds)
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(compile_ahead, rows, asked, jobs, seconds)
+            made = prepare_all(rows, folder, where.gpu, jobs)
+            ahead.result()
         for row in rows:
             if isinstance(made[row.name], str):
                 raise click.ClickException(f"{row.name}: {made[row.name]}")
