@@ -308,7 +308,11 @@ class Blocks:
         if columns > shape.columns or (self.boxed is None and depth * parts.size % STAGE_BYTES == 0):
             return []
         found = filled(replace(shape, stays=steps))
-        return [found] if found.stages * shape.line >= LEAST_STAGES * STAGE_BYTES else []
+        if found.stages * shape.line < LEAST_STAGES * STAGE_BYTES:
+            return []
+        # Where copies are what takes long, one group's results are stored beside the other's: for measurements.
+        turns = [replace(found, turns=2)] if (shape.rows, shape.turns) == (128, 1) and shape.columns <= NARROW else []
+        return [found, *turns]
 
     def _pairs(self) -> list[SpecialisedShape]:
         """The narrow block of which a multiprocessor may have two, where little is summed up: one computes what follows
@@ -372,7 +376,9 @@ class Blocks:
             return None
         tiles, stages = (self._boxes_of(shape), self._box_steps) if isinstance(shape, BoxShape) else (
             self._count(shape.rows, shape.columns), self._steps)
-        share = self._copying[shape.rows, shape.columns, shape.turns] if self.parts.rounds else 1.0
+        share = self._copying.get(
+            (shape.rows, shape.columns, shape.turns), self._copying.get((shape.rows, shape.columns, 1), 1.0)
+        ) if self.parts.rounds else 1.0
         flops = 2 * shape.rows * max(shape.columns, NARROW) * (shape.line // self.parts.size)
         results = RESULTS[shape.turns] if self.parts.rounds else None
         uneven = stored == 1 and self.parts.of_matrices and self.planned(self.parts.columns) % self.parts.width != 0
