@@ -256,6 +256,13 @@ def test_weights_stay_where_blocks_have_several_tiles(channels: int, kind: str) 
                   multiprocessors=multiprocessors)
 
 
+def test_weights_that_stay_may_have_their_sums_in_the_second_place() -> None:
+    text = STAYING.replace("T[72,3,3,64] v", "T[3,3,64,64] v").replace("[0,3,1,2]>(v)", "[3,2,0,1]>(v)").replace(
+        "7,41,43", "N,H,W").replace("72", "64")
+    for made in staying(text, planned={"N": 32, "H": 41, "W": 43}):
+        check(made, short_inputs(made, {"N": 2, "H": 13, "W": 22}), length=600, misalign=False, multiprocessors=1)
+
+
 def test_weights_that_stay_may_be_infinite() -> None:
     text = STAYING.replace(",64]", ",32]").replace("7,41,43", "N,H,W").replace("72", "64")
     for made in staying(text, planned={"N": 32, "H": 41, "W": 43}):
