@@ -1,6 +1,7 @@
 """Attention as one kernel: every way to run it, the runtime's own nodes, and PyTorch's where that is installed.
 
     python benchmarks/attention.py [--cases bert,long] [--type float32] [--target GPU] [--dry-run] [--no-torch]
+        [--ways 8]
 
 The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences, in float16, or in float32
 through TF32 (ONNX Runtime and PyTorch too).  PyTorch's time is that of the fastest backend of
@@ -148,10 +149,10 @@ def cases_of(kind: str) -> list[AttentionCase]:
     return [replace(case, kind=kind) for case in CASES if case.size <= LONGEST[kind]]
 
 
-def measure(case: AttentionCase, profile: Profile, dry_run: bool) -> AttentionResult:
+def measure(case: AttentionCase, profile: Profile, dry_run: bool, most: int | None = None) -> AttentionResult:
     """All ways to run a case, timed."""
     return AttentionResult(**vars(timed_fusion(
-        case, lambda fusion: fusion.kernel.schedule == Attention.name, profile, dry_run)))
+        case, lambda fusion: fusion.kernel.schedule == Attention.name, profile, dry_run, most)))
 
 
 def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:

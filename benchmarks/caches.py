@@ -106,11 +106,11 @@ def cases_of(kind: str) -> list[CacheCase]:
     return [replace(case, kind=kind) for case in CASES]
 
 
-def measure(case: CacheCase, profile: Profile, dry_run: bool) -> RegionResult[CacheCase]:
+def measure(case: CacheCase, profile: Profile, dry_run: bool, most: int | None = None) -> RegionResult[CacheCase]:
     """All ways to run a case, timed."""
     plan = optimise(case.model, Options(target=profile, dims=case.dims, verify=False, database=False, eager=True))
     subject = next(each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == NAME)
-    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run, _attention_of)
+    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run, _attention_of, most)
 
 
 def _attention_of(kernel: Kernel) -> str:

@@ -2,6 +2,7 @@
 PyTorch's bare product where that is installed.
 
     python benchmarks/products.py [--cases bert,resnet] [--type float32] [--target GPU] [--dry-run] [--no-torch]
+        [--ways 8]
 
 Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and GELU
 or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU.  PyTorch's time is of
@@ -165,10 +166,10 @@ class ProductResult(TorchResult[ProductCase]):
     fused: float | None = None
 
 
-def measure(case: ProductCase, profile: Profile, dry_run: bool) -> ProductResult:
+def measure(case: ProductCase, profile: Profile, dry_run: bool, most: int | None = None) -> ProductResult:
     """All ways to run a case, timed."""
     return ProductResult(**vars(timed_fusion(
-        case, lambda fusion: fusion.kernel.schedule in (Product.name, ProductRows.name), profile, dry_run)))
+        case, lambda fusion: fusion.kernel.schedule in (Product.name, ProductRows.name), profile, dry_run, most)))
 
 
 def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float, float | None]]:

@@ -79,9 +79,12 @@ def cases_of(kind: str) -> list[RecurrentCase]:
     return [replace(case, kind=kind) for case in CASES if kind == "float16" or case.units <= 256]
 
 
-def measure(case: RecurrentCase, profile: Profile, dry_run: bool) -> TorchResult[RecurrentCase]:
+def measure(
+    case: RecurrentCase, profile: Profile, dry_run: bool, most: int | None = None
+) -> TorchResult[RecurrentCase]:
     """Both ways to run a case, timed."""
-    return TorchResult(**vars(timed_fusion(case, lambda fusion: any(map(recurs, fusion.nodes)), profile, dry_run)))
+    return TorchResult(**vars(timed_fusion(
+        case, lambda fusion: any(map(recurs, fusion.nodes)), profile, dry_run, most)))
 
 
 def torch_times(cases: Sequence[RecurrentCase]) -> list[float]:

@@ -90,9 +90,13 @@ def graph(text: str, opset: int = 17) -> ModelProto:
 
 
 def timed(case: Case, subject: Subject, predicted: float, dry_run: bool,
-          named: Callable[[Kernel], str] = entry) -> RegionResult[Case]:
-    """All ways to run a region, timed; ``predicted``: seconds; ``named``: what tells them apart."""
+          named: Callable[[Kernel], str] = entry, most: int | None = None) -> RegionResult[Case]:
+    """All ways to run a region, timed, or of those that are generated the first ``most``; ``predicted``: seconds;
+    ``named``: what tells them apart."""
     kernels = {named(kernel): kernel for kernel in subject.kernels.values()}
+    generated = [name for name, kernel in kernels.items() if not kernel.plan.variants[0].calls]
+    left_out = [] if most is None else generated[most:]
+    kernels = {name: kernel for name, kernel in kernels.items() if name not in left_out}
     times: dict[str, float | None] = dict.fromkeys(kernels)
     runtime = None
     if not dry_run:
@@ -104,13 +108,14 @@ def timed(case: Case, subject: Subject, predicted: float, dry_run: bool,
 
 
 def timed_fusion(
-    case: Any, is_meant: Callable[[Region], bool], profile: Profile, dry_run: bool
+    case: Any, is_meant: Callable[[Region], bool], profile: Profile, dry_run: bool, most: int | None = None
 ) -> RegionResult[Any]:
-    """All ways to run the largest fusion that is meant of a case's graph, ``text``, timed."""
+    """All ways to run the largest fusion that is meant of a case's graph, ``text``, timed, or as many as ``timed``
+    says."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subject = max((each for each in subjects_of(plan)[0] if is_meant(each.fusion)),
                   key=lambda subject: len(subject.fusion.nodes))
-    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)
+    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run, most=most)
 
 
 def figure(microseconds: float | None) -> str:
@@ -206,7 +211,7 @@ def typed_command(
     doc: str,
     what: str,
     cases: Callable[[str], Iterable[Any]],
-    measure: Callable[[Any, Profile, bool], Compared],
+    measure: Callable[[Any, Profile, bool, int | None], Compared],
     beside: Callable[[list[Compared]], list[Compared]],
     show: Callable[[list[Compared]], tuple[str, bool]],
 ) -> click.Command:
@@ -214,19 +219,23 @@ def typed_command(
 
     Args:
         doc: the benchmark's own; what: the name of its results.
-        cases: those of a type; measure: one, for a GPU, or for a dry run; beside: PyTorch's times added.
+        cases: those of a type; measure: one, for a GPU, or for a dry run, by so many ways; beside: PyTorch's times
+            added.
         show: the table, and whether it passes.
     """
     @click.command(help=doc.split("\n\n")[0])
     @options
     @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
+    @click.option("--ways", type=click.IntRange(1), metavar="N",
+                  help="Only the N generated ways of a case that come first, and what libraries have; all by default.")
     @click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
                   help="Of inputs, weights and results.")
-    def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
+    def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ways: int | None, named: str,
+             out: Path) -> None:
         kind = next(kind for kind, each in NAMED.items() if each == named)
         where = apart(environment) if dry_run else measured_on("--dry-run")
         profile = resolve_profile(target or where.gpu or "H100")
-        found = chosen(names, cases(kind), lambda case: case.name, lambda case: measure(case, profile, dry_run))
+        found = chosen(names, cases(kind), lambda case: case.name, lambda case: measure(case, profile, dry_run, ways))
         found = beside(found) if compare and not dry_run else found
         content = {"cases": [asdict(each) for each in found]}
         conclude(show(found), what if named == "float16" else f"{what}-{named}", where, content,

@@ -90,10 +90,12 @@ def cases_of(kind: str) -> list[TransposedCase]:
     return [replace(case, kind=kind) for case in CASES]
 
 
-def measure(case: TransposedCase, profile: Profile, dry_run: bool) -> TorchResult[TransposedCase]:
+def measure(
+    case: TransposedCase, profile: Profile, dry_run: bool, most: int | None = None
+) -> TorchResult[TransposedCase]:
     """All ways to run a case, timed."""
     return TorchResult(**vars(timed_fusion(
-        case, lambda fusion: any(map(is_transposed_convolution, fusion.nodes)), profile, dry_run)))
+        case, lambda fusion: any(map(is_transposed_convolution, fusion.nodes)), profile, dry_run, most)))
 
 
 def torch_times(cases: Sequence[TransposedCase]) -> list[float]:

@@ -141,6 +141,8 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
         assert found.own.startswith("attention_") and set(found.ways.values()) == {None}
     split = attention.measure(attention.CASES[9], profile, dry_run=True)
     assert split.own.endswith("_split") and split.case.flops == 4 * 32 * 2049 * 64
+    few = attention.measure(attention.CASES[9], profile, dry_run=True, most=2)
+    assert [*few.ways] == [*split.ways][:2]
     timed = replace(split, torch=10.0, backend="flash", ways={"a": 12.0, "b": 11.0})
     text, passes = attention.show([timed])
     assert timed.best == "b" and " 1.10 |" in text and not passes
@@ -156,6 +158,9 @@ def test_products_that_are_timed_are_one_kernel(name: str, tflops: float) -> Non
     for kind in ("float", "float16"):
         found = products.measure(replace(case, kind=kind), find_profile("H200"), dry_run=True)
     assert found.own.startswith("product_") and set(found.ways.values()) == {None} and len(found.ways) > 4
+    few = products.measure(case, find_profile("H200"), dry_run=True, most=1)
+    libraries = [way for way in found.ways if not way.startswith("product_")]
+    assert [*few.ways] == [way for way in found.ways if way in (found.own, *libraries)]
     assert case.flops == pytest.approx(tflops * 1e9, rel=0.05)
     timed = replace(found, torch=10.0, ways={"a": 12.0, "b": 11.0})
     text, passes = products.show([timed])
