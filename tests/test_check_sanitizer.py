@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxfuse.lowering.launch import LaunchPlan
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
+
 sanitizer = importlib.import_module("check_sanitizer")
 
 REPORT = '{"kernels": 3, "launches": 8, "failures": []}\n'
@@ -50,6 +53,16 @@ def test_random_graphs_become_jobs_that_run():
     assert [job.source for job in jobs] == [job.source for job in again] and jobs and not skipped
     launched, failures = sanitizer.emulate(jobs[:4])
     assert launched >= 2 * len(jobs[:4]) and not failures
+
+
+def test_random_contractions_become_jobs_that_run():
+    """Of each kind one, as its schedule runs it and in another way; no two are the same."""
+    jobs, skipped = sanitizer.collect([lambda: sanitizer.drawn_jobs(3, 6, "H200")])
+    plans = [LaunchPlan.from_json(job.plan).variants[0].name for job in jobs]
+    assert not skipped and len({job.name.partition(",")[0] for job in jobs}) == 3 and 4 <= len(jobs) <= 6
+    assert any("queries" in plan for plan in plans) and any("tiles of" in plan for plan in plans)
+    launched, failures = sanitizer.emulate(jobs[:2])
+    assert launched >= 4 and not failures
 
 
 def test_a_fault_in_a_kernel_is_seen():

@@ -1,4 +1,5 @@
-"""Generated kernels under NVIDIA's compute-sanitizer: those of two zoo models and of random graphs.
+"""Generated kernels under NVIDIA's compute-sanitizer: those of two zoo models and of random graphs, every other of
+which is a product, an attention or a convolution.
 
     python tests/gpu/check_sanitizer.py [--models bert_base_fp16:3:37,unet_fp16:1] [--graphs 40] [--seed 0]
         [--cases] [--only TEXT ...] [--tools memcheck,racecheck,initcheck,synccheck] [--emulate | --dry-run]
@@ -24,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,39 @@ def graph_jobs(count: int, seed: int, most: int, target: str | None) -> Iterator
             values = constants | {name: np.asarray(array).astype(numpy_type(types[name])) for name, array
                                   in evaluate(graph.model, graph.arrays(sizes)).items() if name in types}
             yield from jobs_of(f"graph {number}", optimised.regions, bind(optimised.graph, sizes), values)
+
+
+def drawn_jobs(count: int, seed: int, target: str | None) -> Iterator[Job | str]:
+    """Kernels of random products, attentions and convolutions, by turns: the largest region of each as it runs by
+    itself, and in one other way."""
+    import test_random_attentions as attentions
+    import test_random_convolutions as convolutions
+    import test_random_products as products
+
+    from onnxfuse.graph.binding import bind
+    from onnxfuse.pipeline import Options, optimise, written
+    from onnxfuse.tuning.subjects import subjects_of
+
+    for number in range(seed, seed + count):
+        one: Any = (products, attentions, convolutions)[number % 3].Drawn(number)
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {one.text}')
+        named = {size.dim_param for value in model.graph.input for size in value.type.tensor_type.shape.dim}
+        drawn = {"N": 2} if isinstance(one, convolutions.Drawn) else one.sizes()
+        sizes = {name: size for name, size in drawn.items() if name in named}
+        plan = optimise(model, Options(
+            dims=sizes, target=target or "H100", verify=False, database=False, eager=True))
+        bound = bind(plan.graph, sizes)
+        subjects = subjects_of(plan)[0]
+        if not subjects:
+            yield f"drawn {number}: nothing is fused"
+            continue
+        subject = max(subjects, key=lambda each: len(each.fusion.nodes))
+        own, *others = subject.candidates
+        for way in (own, *([one.choose(*others)] if others else [])):
+            kernel = subject.kernel(way)
+            if kernel is not None:
+                region = written(replace(subject.fusion, made=kernel))
+                yield from jobs_of(f"drawn {number}, {way}", [region], bound, {})
 
 
 def case_jobs(target: str | None) -> Iterator[Job | str]:
@@ -390,7 +424,9 @@ def collect(makers: Sequence[Callable[[], Iterator[Job | str]]]) -> tuple[list[J
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS, help="zoo models and sizes to run at; empty for none")
-    parser.add_argument("--graphs", type=int, default=40, help="random graphs; 40 by default")
+    parser.add_argument("--graphs", type=int, default=40,
+                        help="random graphs, of which every other is a product, an attention or a convolution; "
+                             "40 by default")
     parser.add_argument("--most", type=int, default=25, help="nodes of a random graph, about; 25 by default")
     parser.add_argument("--cases", action="store_true", help="every way to run products, attention and stencils too")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT",
@@ -416,9 +452,10 @@ def main() -> int:
 
         build()
     start = time.perf_counter()
-    models = [name for name in given.models.split(",") if name]
+    models, drawn = [name for name in given.models.split(",") if name], given.graphs // 2
     jobs, skipped = collect([lambda: model_jobs(models, given.target),
-                             lambda: graph_jobs(given.graphs, given.seed, given.most, given.target),
+                             lambda: graph_jobs(given.graphs - drawn, given.seed, given.most, given.target),
+                             lambda: drawn_jobs(drawn, given.seed, given.target),
                              lambda: case_jobs(given.target) if given.cases else iter(())])
     jobs = [job for job in jobs for first in [LaunchPlan.from_json(job.plan).variants[0]]
             if any(text in job.name or text in first.name for text in given.only or [""]) and not first.calls]
