@@ -115,10 +115,7 @@ def _commit() -> str | None:
 
 def entry(kernel: Kernel) -> str:
     """Name of the kernel that is meant to run, or of a library's routine and the rank of its algorithm."""
-    from onnxfuse.lowering.routines import LibraryCall
-
-    step = kernel.plan.variants[0].steps[0]
-    return f"{step.routine}_{step.sizes[-1]}" if isinstance(step, LibraryCall) else step.kernel
+    return kernel.entry
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from onnxfuse.measuring.database import (
     RUNTIME,
     Database,
     Environment,
+    Measurement,
     bucket_of,
     find_database,
     shapes_text,
@@ -80,7 +81,7 @@ class Measurements:
         candidate = DEFAULT if kernel.choice is None else str(kernel.choice)
         fused = self.database.measurements(self.environment, what.kernel, shapes).get(candidate)
         its = self.runtime(what)
-        if fused is not None and fused.status == "ok":
+        if fused is not None and fused.status == "ok" and (candidate != DEFAULT or is_of(fused, kernel)):
             return Times(fused.microseconds, its, self.environment.gpu, fused.date)
         text = kernel_digest(kernel) if self.seen_in else ""
         found = (self.database.statistic(environment, text, shapes) for environment in self.seen_in)
@@ -93,6 +94,12 @@ class Measurements:
         """See ``Evidence``."""
         found = self.database.measurements(self.environment, what.nodes, text_of(what)).get(RUNTIME)
         return found.microseconds if found is not None and found.status == "ok" else None
+
+
+def is_of(row: Measurement, kernel: Kernel) -> bool:
+    """Whether what was measured of a schedule's own choice was measured of this kernel, as far as it says of which: a
+    region's own choice at some sizes may be another one since."""
+    return row.status != "ok" or row.note in ("", kernel.entry)
 
 
 def text_of(what: Identity) -> str:

@@ -18,6 +18,7 @@ from fake_timer import RUNTIME, FakeTimer
 
 from onnxfuse import api, tuning
 from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
+from onnxfuse.measuring.database import DEFAULT as OWN
 from onnxfuse.measuring.database import Database, find_database, open_database
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
@@ -149,6 +150,24 @@ def test_a_schedule_that_is_hardly_faster_is_not_taken(tmp_path: Path, database:
     assert first_kernels(result) == [DEFAULT]
     assert result.report.fusions[0].measured is not None
     assert result.report.fusions[0].measured["microseconds"] == 10.0
+
+
+def test_what_was_measured_of_another_own_choice_is_measured_again(tmp_path: Path, database: Path) -> None:
+    """The schedule may choose otherwise by now; a line that does not say what it was of counts as before."""
+    model = write(tmp_path, CHAIN)
+    tuned(model, FakeTimer(times(fast="none")), database)
+    for note, counts in (("", True), (DEFAULT, True), ("pointwise_w2_32", False)):
+        with open_database(database) as kept:
+            ((where, row),) = [(where, row) for where, row in kept if row.candidate == OWN]
+            kept.record(where, replace(row, note=note, microseconds=10.0))
+        report = fused(model, database).report
+        assert (report.fusions[0].measured is not None) == counts
+        timer = FakeTimer(times(fast="none"))
+        tuned(model, timer, database)
+        assert timer.timed == ([] if counts else [DEFAULT])
+        with open_database(database) as kept:
+            (found,) = [row.note for _, row in kept if row.candidate == OWN]
+        assert found == (note if counts else DEFAULT)
 
 
 def test_a_region_that_loses_is_left_to_the_runtime(tmp_path: Path, database: Path) -> None:

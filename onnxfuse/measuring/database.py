@@ -65,7 +65,7 @@ class Measurement:
         subject: a digest.
         shapes: see ``shapes_text``.
         candidate: ``DEFAULT``, ``RUNTIME`` or a schedule's text.
-        status: whether it may be used; note: what is wrong with it.
+        status: whether it may be used; note: what is wrong with it, or which kernel a ``DEFAULT`` was.
         microseconds: median GPU time of a run; spread: distance of the quartiles, in microseconds; runs: how many.
         date: when, in UTC, as "2026-11-20T12:00:00+00:00".
     """

@@ -120,6 +120,12 @@ class Kernel:
         """CUDA text, whole."""
         return self.code.text
 
+    @property
+    def entry(self) -> str:
+        """What its first variant begins with: a kernel's name, or a library's routine and the rank of its algorithm."""
+        step = self.plan.variants[0].steps[0]
+        return f"{step.routine}_{step.sizes[-1]}" if isinstance(step, LibraryCall) else step.kernel
+
     def runs_like(self, other: Kernel) -> bool:
         """Whether another kernel has the same functions and launches; its headers may be others."""
         if isinstance(self.code, Given) or isinstance(other.code, Given):

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, OnnxfuseError
+from onnxfuse.measurements import is_of
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.operators.classes import QUANTIZE
 from onnxfuse.optimised import Tell
@@ -45,7 +46,9 @@ class State:
 
     def __init__(self, subject: Subject, rows: dict[str, Measurement], ranking: Sequence[str] = ()) -> None:
         """``ranking``: its candidates from the fastest on, as far as another environment tells."""
-        self.subject, self.rows = subject, rows
+        # What was measured of the schedule's own choice counts where that is the same still.
+        self.subject, self.rows = subject, {
+            name: row for name, row in rows.items() if name != DEFAULT or is_of(row, subject.fusion.kernel)}
         own = (name for name in subject.candidates if name != DEFAULT)
         place = {name: number for number, name in enumerate(ranking)}
         self._names = (RUNTIME, DEFAULT, *sorted(own, key=lambda name: place.get(name, len(place))))
@@ -219,9 +222,9 @@ class Work:
                            "again.",
                 ) from error
             return
-        wrong = ""
+        wrong, entry = "", ""
         if name == DEFAULT:
-            state.right = timed.outputs
+            state.right, entry = timed.outputs, subject.fusion.kernel.entry
         elif name != RUNTIME:
             assert state.right is not None
             # All of them are verified when they are taken.
@@ -231,7 +234,7 @@ class Work:
             quantised = any(node.op == QUANTIZE for node in subject.fusion.nodes)
             wrong = disagreement(timed.outputs, state.right, length, share, quantised)
         self._record(state, Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
-                                        "wrong" if wrong else "ok", note=wrong))
+                                        "wrong" if wrong else "ok", note=wrong or entry))
 
     def _record(self, state: State, row: Measurement) -> None:
         """Keep a measurement, for all regions that it is of."""
