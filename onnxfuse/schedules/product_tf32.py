@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from onnxfuse.schedules.attention_together import tile_instruction
 from onnxfuse.schedules.product_boxes import BoxText
-from onnxfuse.schedules.product_shape import STAGE_BYTES
 from onnxfuse.schedules.product_specialised import SpecialisedText
 
 
@@ -20,9 +19,7 @@ class RoundedSpecialisedText(SpecialisedText):
         return tile_instruction(self.shape.columns, "tf32.tf32", ", 1, 1", size=4)
 
     def _multiplies(self) -> str:
-        if self.shape.line < STAGE_BYTES:
-            return "multiply_short_tf32<Tensor, columns, depth>"
-        return "multiply_tiles_tf32<Tensor, rows, columns>"
+        return "multiply_tiles_tf32<Tensor, columns, depth>"
 
 
 class RoundedBoxText(BoxText, RoundedSpecialisedText):

@@ -1,4 +1,4 @@
-// Products of float32 operands by four warps together, as TF32, of tiles that have a line for each row, of 128 bytes.
+// Products of float32 operands by four warps together, as TF32, of tiles that have a line for each row.
 // Copies by tensor maps rounded the elements; what else they had is cut off.
 namespace of {
 
@@ -6,37 +6,13 @@ namespace of {
 __device__ __forceinline__ float cut_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 #endif
 
-// sums = left right', or added to them where there are some, as of::multiply_tiles; tiles as of::multiply_own_tf32.
-template <typename Tensor, int rows, int others>
+// sums = left right', or added to them where there are some, as of::multiply_tiles; tiles as of::multiply_short.
+template <typename Tensor, int others, int depth>
 __device__ __forceinline__ void multiply_tiles_tf32(float (&sums)[others / 8][4], const float* left, const float* right,
                                                     int row, bool some) {
 #if defined(OF_WARPGROUP)
-  const unsigned long long a = described(left + row / 64 * (64 * 32), 16), b = described(right, 16);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) Tensor::by_tile(sums, a + step * 2, b + step * 2, some || step > 0);
-#elif defined(ONNXFUSE_EMULATOR)
-  const auto work = [&sums, left, right, row, some] {
-    const int lane = threadIdx.x % 32;
-    for (int n = 0; n < others / 8; ++n)
-      for (int j = 0; j < 4; ++j) {
-        const int own = row + j / 2 * 8 + lane / 4, other = n * 8 + lane % 4 * 2 + j % 2;
-        float sum = some ? sums[n][j] : 0.0f;
-        for (int k = 0; k < 32; ++k)
-          sum += cut_tf32(left[place_tf32<false, rows>(own, k)]) * cut_tf32(right[place_tf32<false, others>(other, k)]);
-        sums[n][j] = sum;
-      }
-    __syncwarp();  // as after the instruction, no lane goes on before the others
-  };
-  ask_for(work);
-#endif
-}
-// The same of tiles as of::multiply_short.
-template <typename Tensor, int others, int depth>
-__device__ __forceinline__ void multiply_short_tf32(float (&sums)[others / 8][4], const float* left, const float* right,
-                                                    int row, bool some) {
-#if defined(OF_WARPGROUP)
   constexpr int bytes = depth * sizeof(float);
-  const unsigned long long a = described_short<bytes>(left + row / 64 * (64 * depth)), b = described_short<bytes>(right);
+  const unsigned long long a = described_lines<bytes>(left + row / 64 * (64 * depth)), b = described_lines<bytes>(right);
 #pragma unroll
   for (int step = 0; step < bytes / 32; ++step) Tensor::by_tile(sums, a + step * 2, b + step * 2, some || step > 0);
 #elif defined(ONNXFUSE_EMULATOR)
@@ -50,7 +26,7 @@ __device__ __forceinline__ void multiply_short_tf32(float (&sums)[others / 8][4]
           sums[n][j] += cut_tf32(left[place_short<float, depth>(own, k)]) *
                         cut_tf32(right[place_short<float, depth>(other, k)]);
       }
-    __syncwarp();
+    __syncwarp();  // as after the instruction, no lane goes on before the others
   };
   ask_for(work);
 #endif

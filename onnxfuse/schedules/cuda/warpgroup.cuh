@@ -102,18 +102,19 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], con
 #endif
 }
 
-// ---- Tiles whose lines are shorter: 64 bytes or 32. ----
+// ---- Tiles of lines of 128 bytes, 64 or 32. ----
 
 // Where an element lies: pieces of 16 bytes change places by the number of the 128 bytes that a line is in.
 template <typename T, int depth> __device__ __forceinline__ int place_short(int row, int column) {
   constexpr int piece = 16 / sizeof(T), pieces = depth / piece, lines = 8 / pieces;
   return row * depth + (column / piece ^ row / lines % pieces) * piece + column % piece;
 }
+// As of::described, of such tiles.
 #ifdef OF_WARPGROUP
-template <int bytes> __device__ __forceinline__ unsigned long long described_short(const void* tile) {
+template <int bytes> __device__ __forceinline__ unsigned long long described_lines(const void* tile) {
   const unsigned long long address = static_cast<unsigned long long>(__cvta_generic_to_shared(tile));
   return (address & 0x3ffff) >> 4 | 1ull << 16 | static_cast<unsigned long long>(8 * bytes >> 4) << 32 |
-         (bytes == 64 ? 2ull : 3ull) << 62;
+         (bytes == 128 ? 1ull : bytes == 64 ? 2ull : 3ull) << 62;
 }
 #endif
 // As of::multiply_tiles, of such tiles.
@@ -122,7 +123,7 @@ __device__ __forceinline__ void multiply_short(float (&sums)[others / 8][4], con
                                                bool some) {
 #ifdef OF_WARPGROUP
   constexpr int bytes = depth * sizeof(T);
-  const unsigned long long a = described_short<bytes>(left + row / 64 * (64 * depth)), b = described_short<bytes>(right);
+  const unsigned long long a = described_lines<bytes>(left + row / 64 * (64 * depth)), b = described_lines<bytes>(right);
 #pragma unroll
   for (int step = 0; step < bytes / 32; ++step)
     Tensor::by_tile(sums, a + step * 2, b + step * 2, some || step > 0);
