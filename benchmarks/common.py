@@ -113,11 +113,6 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def entry(kernel: Kernel) -> str:
-    """Name of the kernel that is meant to run, or of a library's routine and the rank of its algorithm."""
-    return kernel.entry
-
-
 @contextmanager
 def timing(subject: Subject) -> Iterator[Callable[[Kernel | None], float]]:
     """What tells the microseconds of a kernel of a region on the GPU at hand, or, for None, of ONNX Runtime on the same

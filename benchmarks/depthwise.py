@@ -25,7 +25,7 @@ from typing import Any
 import click
 import numpy as np
 import region_times
-from common import apart, entry, environment, measured_on, table
+from common import apart, environment, measured_on, table
 from region_times import (
     chosen,
     conclude,
@@ -198,7 +198,7 @@ def measure(case: DepthwiseCase, profile: Profile, dry_run: bool) -> DepthwiseRe
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, disable=("biases",)))
     subject = subject_of(plan)
-    kernels = {entry(kernel): kernel for kernel in subject.kernels.values()}
+    kernels = {kernel.entry: kernel for kernel in subject.kernels.values()}
     predicted = 1e6 * plan.costs.kernel_seconds(subject.fusion)
     times: dict[str, float | None] = dict.fromkeys(kernels)
     errors: dict[str, float | str] = {}

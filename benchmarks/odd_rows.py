@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import apart, entry, environment, measured_on, table, timing, write_results
+from common import apart, environment, measured_on, table, timing, write_results
 from onnx import parser
 from region_times import machine_options
 from softmax_passes import reading_again
@@ -114,12 +114,12 @@ def measure(norm: str, kind: str, shape: tuple[int, int], profile: Profile, dry_
     assert isinstance(elements, Kernel) and not peels(elements)
     found = ways(subject, sizes)
     nbytes = 2 * prod(shape) * (2 if kind == "float16" else 4)
-    result = OddRowsResult(f"{norm}, {kind} {' x '.join(map(str, shape))}", entry(found[0]), nbytes,
+    result = OddRowsResult(f"{norm}, {kind} {' x '.join(map(str, shape))}", found[0].entry, nbytes,
                            1e6 * nbytes / profile.bandwidth)
     if dry_run:
         return result
     with timing(subject) as time_of:
-        times = {entry(kernel): time_of(kernel) for kernel in found}
+        times = {kernel.entry: time_of(kernel) for kernel in found}
         best = min(times, key=times.__getitem__)
         again = time_of(reading_again(subject, sizes)) if shape[1] >= LONG_ODD_ROW else None
         result = replace(

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import click
-from common import RESULTS, ApartError, Environment, apart, entry, environment, measured_on, timing, write_results
+from common import RESULTS, ApartError, Environment, apart, environment, measured_on, timing, write_results
 from onnx import ModelProto, parser
 
 from onnxfuse import tuning
@@ -90,7 +91,7 @@ def graph(text: str, opset: int = 17) -> ModelProto:
 
 
 def timed(case: Case, subject: Subject, predicted: float, dry_run: bool,
-          named: Callable[[Kernel], str] = entry, most: int | None = None) -> RegionResult[Case]:
+          named: Callable[[Kernel], str] = attrgetter("entry"), most: int | None = None) -> RegionResult[Case]:
     """All ways to run a region, timed, or of those that are generated the first ``most``; ``predicted``: seconds;
     ``named``: what tells them apart."""
     kernels = {named(kernel): kernel for kernel in subject.kernels.values()}

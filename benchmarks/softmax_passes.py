@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import apart, entry, environment, measured_on, table, timing, write_results
+from common import apart, environment, measured_on, table, timing, write_results
 from onnx import parser
 from region_times import machine_options
 
@@ -200,11 +200,11 @@ def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_
         two = reading_again(subject, sizes)
     assert (one.phases, two.phases) == (2, 3)
     if dry_run:
-        return SoftmaxResult(name, entry(kept or one))
+        return SoftmaxResult(name, (kept or one).entry)
     with timing(subject) as time_of:
         times = time_of(kept) if kept else None, time_of(one), time_of(two)
     bare = apart(bare_microseconds, shape, axis, 2 if kind == "float16" else 4)
-    return SoftmaxResult(name, entry(kept or one), *times, bare)
+    return SoftmaxResult(name, (kept or one).entry, *times, bare)
 
 
 def row(result: SoftmaxResult) -> list[str]:

@@ -22,7 +22,7 @@ from statistics import geometric_mean
 
 import click
 import onnx
-from common import RESULTS, Environment, apart, entry, environment, measured_on, table, timing, write_results
+from common import RESULTS, Environment, apart, environment, measured_on, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.compiling import ReadBack
@@ -117,7 +117,7 @@ def measure(case: SpillCase, profile: Profile, dry_run: bool) -> SpillResult:
         if not dry_run:
             with timing(subject) as time_of:
                 times = [time_of(each) for each in kernels]
-    ways = [Way(entry(kernel), found.registers, found.spilled_bytes, microseconds)
+    ways = [Way(kernel.entry, found.registers, found.spilled_bytes, microseconds)
             for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]
     place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
     return SpillResult(case.name, ways[0], ways[place], tuple(ways))
@@ -143,8 +143,8 @@ def _figures(reading: ReadBack, kernels: Sequence[Kernel]) -> list[KernelFigures
         if isinstance(read, KernelError):
             raise read
         if read is None:
-            raise KernelError(f"the compiler does not say what it made of {entry(kernel)}")
-        found.append(read[entry(kernel)])
+            raise KernelError(f"the compiler does not say what it made of {kernel.entry}")
+        found.append(read[kernel.entry])
     return found
 
 
