@@ -120,7 +120,8 @@ def test_boxes(images: int, high: int, wide: int) -> None:
 
 def test_boxes_of_which_64_windows_are_none() -> None:
     text = with_columns(CONVOLUTION.format(images=2, high=14, wide=14), 64)
-    assert not any(map(brings, ways(text, "float16", {})))
+    found = [way for way in ways(text, "float16", {}) if "_shared" not in way.kernel.plan.variants[0].steps[0].kernel]
+    assert found and not any(map(brings, found))
 
 
 @pytest.mark.parametrize(("sides", "rows", "wanted"), [

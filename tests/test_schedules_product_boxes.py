@@ -190,7 +190,8 @@ def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, exp
     text = PLAIN.replace("72", f"{results}").replace("2,9,11", "N,H,W").replace("T[", "float16[")
     made = make(text, planned={"N": 32, "H": 56, "W": 56})
     own = made.kernel.plan.variants[0].name
-    tried = [f"{choice['rows']} x {choice['columns']}" for choice in made.kernel.choices if "taps" in dict(choice.settings)]
+    tried = [f"{choice['rows']} x {choice['columns']}" for choice in made.kernel.choices
+             if "taps" in (settings := dict(choice.settings)) and "shared" not in settings]
     assert "by one copy" in own and [own.removeprefix("tiles of ").partition(",")[0], *tried] == expected
 
 
@@ -210,7 +211,8 @@ def test_lines_are_as_short_as_channels_where_these_fill_no_stage(channels: int,
     """No zeros are copied beside them, and each of them takes a while, as an H200 was seen to copy them."""
     made = make(PLAIN.replace(",64]", f",{channels}]").replace("72", "64").replace("9,11", "90,110").replace(
         "T[", "float16["))
-    choices = [choice for choice in made.kernel.choices if dict(choice.settings).get("taps")]
+    choices = [choice for choice in made.kernel.choices
+               if dict(choice.settings).get("taps") and "shared" not in dict(choice.settings)]
     assert choices and all(choice["line"] == line for choice in choices)
     pace = told(made, choices[0], {}).kernel.pace
     assert isinstance(pace, Pace) and pace.stages == stages

@@ -48,6 +48,7 @@ from onnxfuse.schedules.product_parts import (
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, pace_of, patch_of, shapes_of
 from onnxfuse.schedules.product_pixels import PixelShape, PixelText, pixel_shapes_of
 from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shared import SHARED_TEXTS, SharedShape, shared_map
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_tall import TallShape, TallText, tall_of, tall_pace, tall_shapes_of
 from onnxfuse.schedules.product_text import ProductText
@@ -90,6 +91,7 @@ class Product(Schedule):
         "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks a multiprocessor",
         "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
         "line": "{line} bytes of a row at a time", "stays": "the right operand stays",
+        "shared": "windows share what they see of an image",
         "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
     products = MOST_BESIDE
@@ -311,8 +313,13 @@ class ProductWork:
         if isinstance(shape, BoxShape):
             assert self.boxed is not None
             operands, tiles = list(self.boxed), self._tiles_of_boxes(self.boxed[0].windows, shape)
-            left = self.boxed[0].boxed(shape.box, symbols)
-            text = BOX_TEXTS[self.parts.size](self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
+            if isinstance(shape, SharedShape):
+                left = shared_map(self.boxed[0], shape, symbols)
+                shared = SHARED_TEXTS[self.parts.size, shape.stays > 0]
+                text = shared(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
+            else:
+                left, box = self.boxed[0].boxed(shape.box, symbols), BOX_TEXTS[self.parts.size]
+                text = box(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
         else:
             left = operands[0].map(shape.rows, symbols)
             text = TEXTS[self.parts.size](self.parts, operands, self.lanes, shape, self.signature.sizes, first)

@@ -20,6 +20,7 @@ from onnxfuse.schedules.product_library import LibraryShape
 from onnxfuse.schedules.product_maps import COPIED, FILLED, Mapped
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import STAGE_BYTES, WARP_ROWS, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shared import shared_shapes_of
 from onnxfuse.schedules.schedule import Request
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
@@ -295,17 +296,15 @@ class Blocks:
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])
         return [*(shape for _, shape in better[:most]),
-                *(each for _, shape in alone for each in (*staying.get(shape, ()), filled(shape)))]
+                *(each for _, shape in alone for each in (
+                    *staying.get(shape, ()), filled(shape), *self._sharing(shape, steps)))]
 
     def _staying(self, shape: SpecialisedShape, steps: int) -> list[SpecialisedShape]:
         """The same block with the whole right operand in shared memory, where each tile has all columns and there is
         room for that beside enough stages.  Of products without windows only those whose last stage is zeros in part
         gain by it: others wait for memory."""
-        parts = self.parts
-        columns, depth = parts.columns.value, parts.depth.value
-        if parts.integers or len(parts.rights) > 1 or parts.batch.value != 1 or columns is None or depth is None:
-            return []
-        if columns > shape.columns or (self.boxed is None and depth * parts.size % STAGE_BYTES == 0):
+        depth = self.parts.depth.value
+        if not self._may_stay(shape) or (self.boxed is None and (depth or 0) * self.parts.size % STAGE_BYTES == 0):
             return []
         found = filled(replace(shape, stays=steps))
         if found.stages * shape.line < LEAST_STAGES * STAGE_BYTES:
@@ -313,6 +312,25 @@ class Blocks:
         # Where copies are what takes long, one group's results are stored beside the other's: for measurements.
         turns = [replace(found, turns=2)] if (shape.rows, shape.turns) == (128, 1) and shape.columns <= NARROW else []
         return [found, *turns]
+
+    def _may_stay(self, shape: SpecialisedShape) -> bool:
+        """Whether all tiles have the same right operand, of certain size."""
+        parts = self.parts
+        columns, depth = parts.columns.value, parts.depth.value
+        one = not parts.integers and len(parts.rights) == 1 and parts.batch.value == 1
+        return one and depth is not None and columns is not None and columns <= shape.columns
+
+    def _sharing(self, shape: SpecialisedShape, steps: int) -> Sequence[SpecialisedShape]:
+        """The same blocks whose windows share pieces of the image, those of which the fewest are needed first."""
+        if not isinstance(shape, BoxShape) or self.boxed is None or self.parts.integers or len(self.parts.rights) > 1:
+            return []
+        if self.boxed[1].across or self.parts.batch.value != 1:
+            return []
+        windows = self.boxed[0].windows
+        counts = tuple(map(self.planned, windows.counts))
+        ways = (shape, *([replace(shape, stays=steps)] if self._may_stay(shape) else []))
+        found = [each for way in ways for each in shared_shapes_of(way, windows)]
+        return sorted(found, key=lambda each: (each.box.count(counts), not each.stays, each.parts * each.lines))[:1]
 
     def _pairs(self) -> list[SpecialisedShape]:
         """The narrow block of which a multiprocessor may have two, where little is summed up: one computes what follows

@@ -208,7 +208,7 @@ class BoxText(SpecialisedText):
     def _aside(self, load: Load) -> Aside | None:
         """As windows follow one another, where 64 of a tile's rows are a box of these."""
         found = super()._aside(load)
-        if found is None or found.axes != ("@n", "@m") or self.box.part(PANEL) is None:
+        if found is None or found.axes != ("@n", "@m") or self._part() is None:
             return None
         strides = [found.strides[0]]
         for count in self.windows.counts[:-1]:
@@ -218,9 +218,13 @@ class BoxText(SpecialisedText):
 
     def aside_map(self, aside: Aside, symbols: Mapping[str, str]) -> TensorMap:
         """See ``SpecialisedText``."""
-        part = self.box.part(PANEL)
+        part = self._part()
         assert part is not None
         return replace(aside.map(1, symbols), box=(PANEL, *part.sides))
+
+    def _part(self) -> Box | None:
+        """The box that 64 of a tile's rows are; None where they are none."""
+        return self.box.part(PANEL)
 
     def _strip_at(self) -> list[str]:
         return [*self._window_at().values()]

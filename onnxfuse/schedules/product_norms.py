@@ -37,6 +37,7 @@ from onnxfuse.schedules.product_boxes import BoxShape
 from onnxfuse.schedules.product_epilogue import PAIR
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused
 from onnxfuse.schedules.product_shape import SpecialisedShape
+from onnxfuse.schedules.product_shared import SharedShape
 from onnxfuse.schedules.product_windows import Windows, windows_of
 from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Parameter, Source
@@ -136,8 +137,8 @@ class _NormsWork:
         """Tiles that may be quickest, of windows of one image each; what is known of columns is laid out in pieces that
         fitted ones do not fill."""
         found = [filled(replace(shape, moments=True, stages=1)) for shape in self.work.blocks.offered(2 * MOST_TILES)
-                 if isinstance(shape, SpecialisedShape) and shape.split == shape.blocks == 1
-                 and not shape.columns % NARROW]
+                 if isinstance(shape, SpecialisedShape) and not isinstance(shape, SharedShape)
+                 and shape.split == shape.blocks == 1 and not shape.columns % NARROW]
         return {_choice(shape): shape for shape in found[:MOST_TILES] if self._parts(shape) is not None}
 
     def _parts(self, shape: SpecialisedShape) -> int | None:

@@ -106,6 +106,15 @@ class SpecialisedText(AsidesText):
         """Where a stage of the right operand lies."""
         return f"right_tiles + {'start * columns' if self.shape.stays else 'turn * columns * depth'}"
 
+    def _step(self) -> list[str]:
+        """Lines that say what a stage is of."""
+        return []
+
+    def _stage_bytes(self) -> str:
+        """Bytes that come with a stage."""
+        right = "(first ? columns : 0)" if self.shape.stays else "columns"
+        return f"({self.copied} + {right}) * depth * (int)sizeof(T)"
+
     def _begun(self) -> list[str]:
         """Barriers, and what all warps know."""
         k = self.extents["k"]
@@ -176,7 +185,6 @@ class SpecialisedText(AsidesText):
         for place, operand in enumerate(self.operands):
             copied = self._copied(place, operand, writer)
             copies += ["if (first) {", *indented(copied), "}"] if place and self.shape.stays else copied
-        right = "(first ? columns : 0)" if self.shape.stays else "columns"
         maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
         alone = self._asides_brought() or [f"if (threadIdx.x != groups * {32 * WARPS}) return;"]
         return [
@@ -194,9 +202,10 @@ class SpecialisedText(AsidesText):
                     *(("const bool first = number == (idx)blockIdx.x;",) if self.shape.stays else ()),
                     f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
                     *indented([
+                        *self._step(),
                         "// Everybody is done with what was there before.",
                         "of::wait_for(multiplied + turn, phase ^ 1);",
-                        f"of::arrive_before(here + turn, ({self.copied} + {right}) * depth * (int)sizeof(T));",
+                        f"of::arrive_before(here + turn, {self._stage_bytes()});",
                         *copies,
                         "if (++turn == stages) turn = 0, phase ^= 1;",
                     ]),

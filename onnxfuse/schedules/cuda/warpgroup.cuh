@@ -102,41 +102,43 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], con
 #endif
 }
 
-// ---- Tiles of lines of 128 bytes, 64 or 32. ----
+// ---- Tiles whose lines are of 128 bytes, 64 or 32, and may begin at any line. ----
 
 // Where an element lies: pieces of 16 bytes change places by the number of the 128 bytes that a line is in.
 template <typename T, int depth> __device__ __forceinline__ int place_short(int row, int column) {
   constexpr int piece = 16 / sizeof(T), pieces = depth / piece, lines = 8 / pieces;
   return row * depth + (column / piece ^ row / lines % pieces) * piece + column % piece;
 }
-// As of::described, of such tiles.
+// As of::described, with so many bytes from eight lines to the next eight.
 #ifdef OF_WARPGROUP
-template <int bytes> __device__ __forceinline__ unsigned long long described_lines(const void* tile) {
+template <int bytes> __device__ __forceinline__ unsigned long long described_lines(const void* tile, int apart) {
   const unsigned long long address = static_cast<unsigned long long>(__cvta_generic_to_shared(tile));
-  return (address & 0x3ffff) >> 4 | 1ull << 16 | static_cast<unsigned long long>(8 * bytes >> 4) << 32 |
+  return (address & 0x3ffff) >> 4 | 1ull << 16 | static_cast<unsigned long long>(apart >> 4) << 32 |
          (bytes == 128 ? 1ull : bytes == 64 ? 2ull : 3ull) << 62;
 }
 #endif
-// As of::multiply_tiles, of such tiles.
+// As of::multiply_tiles: the left operand's 64 rows are eight times eight lines of a tile, from a `first` one on, so many
+// lines `apart`; of these a warp has the 16 that `row` is the first of.
 template <typename Tensor, typename T, int others, int depth>
-__device__ __forceinline__ void multiply_short(float (&sums)[others / 8][4], const T* left, const T* right, int row,
-                                               bool some) {
+__device__ __forceinline__ void multiply_lines(float (&sums)[others / 8][4], const T* left, int first, int apart,
+                                               const T* right, int row, bool some) {
 #ifdef OF_WARPGROUP
   constexpr int bytes = depth * sizeof(T);
-  const unsigned long long a = described_lines<bytes>(left + row / 64 * (64 * depth)), b = described_lines<bytes>(right);
+  const unsigned long long a = described_lines<bytes>(left + first * depth, apart * bytes);
+  const unsigned long long b = described_lines<bytes>(right, 8 * bytes);
 #pragma unroll
   for (int step = 0; step < bytes / 32; ++step)
     Tensor::by_tile(sums, a + step * 2, b + step * 2, some || step > 0);
 #else
-  const auto work = [&sums, left, right, row, some] {
-    const int lane = threadIdx.x % 32;
+  const auto work = [&sums, left, first, apart, right, row, some] {
+    const int lane = threadIdx.x % 32, own_row = row % 64 + lane % 16, line = first + own_row / 8 * apart + own_row % 8;
     if (!some)
 #pragma unroll
       for (int n = 0; n < others / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
 #pragma unroll
     for (int step = 0; step < depth / 16; ++step) {
       unsigned own[4];
-      load_matrices<false>(own, left + place_short<T, depth>(row + lane % 16, step * 16 + lane / 16 * 8));
+      load_matrices<false>(own, left + place_short<T, depth>(line, step * 16 + lane / 16 * 8));
 #pragma unroll
       for (int n = 0; n < others / 8; n += 2) {
         unsigned other[4];
@@ -149,6 +151,12 @@ __device__ __forceinline__ void multiply_short(float (&sums)[others / 8][4], con
   };
   ask_for(work);
 #endif
+}
+// The same of rows that follow one another.
+template <typename Tensor, typename T, int others, int depth>
+__device__ __forceinline__ void multiply_short(float (&sums)[others / 8][4], const T* left, const T* right, int row,
+                                               bool some) {
+  multiply_lines<Tensor, T, others, depth>(sums, left, row / 64 * 64, 8, right, row, some);
 }
 
 // sums += left right: `left` are fragments of a warp's 16 rows, the right tile has `rows` rows.
