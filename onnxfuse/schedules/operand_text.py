@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Input
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.kernel import VECTOR_BYTES, load_of
 from onnxfuse.schedules.lanes import Scope
@@ -31,10 +35,12 @@ def source(writer: Writer, scalar: Scalar, inside: str) -> tuple[str, str]:
     return pointer(f"i{scalar.input}", writer.index(scalar.offset)), allowed
 
 
-def shifted(writer: Writer, scalar: Scalar, inside: str, count: str) -> list[str]:
+def shifted(writer: Writer, scalar: Scalar, inside: str, count: str, inputs: Sequence[Input]) -> list[str]:
     """Lines that copy a vector that begins anywhere, of which ``count`` elements are there, and zeros elsewhere."""
+    assert isinstance(scalar, Load)
     address, allowed = source(writer, scalar, inside)
-    return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {allowed} ? (int){count} : 0);"]
+    end = pointer(f"i{scalar.input}", writer.size(product(inputs[scalar.input].shape)))
+    return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {end}, {allowed} ? (int){count} : 0);"]
 
 
 def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:

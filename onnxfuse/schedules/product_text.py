@@ -175,7 +175,7 @@ class ProductText(EpilogueText):
         kinds = {TYPES[dtype].storage for dtype in (self.parts.left.dtype, side.scalar.dtype)}
         other = [f"using T = {TYPES[side.scalar.dtype].storage};"] if len(kinds) > 1 else []
         body = [f"const idx {line} = {first[line]} + line;", *other, f"T* const to = {tile} + {at};",
-                *_vector(side, writer, inside, f"of::imin((idx)width, {self.extents[column]} - {column})")]
+                *self._operand_vector(side, writer, inside, f"of::imin((idx)width, {self.extents[column]} - {column})")]
         return [
             "{",
             *indented([
@@ -272,13 +272,12 @@ class ProductText(EpilogueText):
             "}",
         ]
 
-
-def _vector(side: Side, writer: Writer, inside: str, count: str) -> list[str]:
-    """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``; ``count``: of its elements so many
-    are in the row at most."""
-    if side.shifted:
-        return shifted(writer, side.scalar, inside, count)
-    return (copied if side.copied else computed)(writer, side.scalar, inside)
+    def _operand_vector(self, side: Side, writer: Writer, inside: str, count: str) -> list[str]:
+        """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``; ``count``: of its elements so
+        many are in the row at most."""
+        if side.shifted:
+            return shifted(writer, side.scalar, inside, count, self.parts.lowered.program.inputs)
+        return (copied if side.copied else computed)(writer, side.scalar, inside)
 
 
 def _flag(side: Side) -> str:

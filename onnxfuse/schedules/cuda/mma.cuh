@@ -218,17 +218,23 @@ template <int bytes> __device__ __forceinline__ void copy_async_of(void* to, con
 #endif
 }
 // 16 bytes that begin anywhere, of which `some` elements are there, and zeros behind these.  They come in the 16 or 32
-// bytes that divide addresses around them: where one byte of 16 is there, all may be read.
-template <typename T> __device__ __forceinline__ void copy_shifted(T* to, const T* from, int some) {
+// bytes that divide addresses around them, or, where these are not all before `end`, one by one.
+template <typename T> __device__ __forceinline__ void copy_shifted(T* to, const T* from, const T* end, int some) {
 #if defined(ONNXFUSE_EMULATOR)
   for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
 #else
   const unsigned long long begin = reinterpret_cast<unsigned long long>(from);
   const int shift = begin % 16;
   const uint4* const pieces = reinterpret_cast<const uint4*>(begin - shift);
+  const int count = some <= 0 ? 0 : shift + some * (int)sizeof(T) > 16 ? 2 : 1;
+  if (reinterpret_cast<const T*>(pieces + count) > end) {
+#pragma unroll 1
+    for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
+    return;
+  }
   uint4 low = make_uint4(0, 0, 0, 0), high = low;
-  if (some > 0) low = pieces[0];
-  if (shift + some * (int)sizeof(T) > 16) high = pieces[1];
+  if (count > 0) low = pieces[0];
+  if (count > 1) high = pieces[1];
   unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
   for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
