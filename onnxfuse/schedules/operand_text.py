@@ -39,8 +39,10 @@ def shifted(writer: Writer, scalar: Scalar, inside: str, count: str, inputs: Seq
     """Lines that copy a vector that begins anywhere, of which ``count`` elements are there, and zeros elsewhere."""
     assert isinstance(scalar, Load)
     address, allowed = source(writer, scalar, inside)
-    end = pointer(f"i{scalar.input}", writer.size(product(inputs[scalar.input].shape)))
-    return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {end}, {allowed} ? (int){count} : 0);"]
+    base = f"i{scalar.input}"
+    end = pointer(base, writer.size(product(inputs[scalar.input].shape)))
+    some = f"{allowed} ? (int){count} : 0"
+    return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {base}, {end}, {some});"]
 
 
 def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:

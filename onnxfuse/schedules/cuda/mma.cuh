@@ -218,8 +218,9 @@ template <int bytes> __device__ __forceinline__ void copy_async_of(void* to, con
 #endif
 }
 // 16 bytes that begin anywhere, of which `some` elements are there, and zeros behind these.  They come in the 16 or 32
-// bytes that divide addresses around them, or, where these are not all before `end`, one by one.
-template <typename T> __device__ __forceinline__ void copy_shifted(T* to, const T* from, const T* end, int some) {
+// bytes that divide addresses around them, or, where these are not all from `base` on and before `end`, one by one.
+template <typename T>
+__device__ __forceinline__ void copy_shifted(T* to, const T* from, const T* base, const T* end, int some) {
 #if defined(ONNXFUSE_EMULATOR)
   for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
 #else
@@ -227,7 +228,7 @@ template <typename T> __device__ __forceinline__ void copy_shifted(T* to, const 
   const int shift = begin % 16;
   const uint4* const pieces = reinterpret_cast<const uint4*>(begin - shift);
   const int count = some <= 0 ? 0 : shift + some * (int)sizeof(T) > 16 ? 2 : 1;
-  if (reinterpret_cast<const T*>(pieces + count) > end) {
+  if (reinterpret_cast<const T*>(pieces) < base || reinterpret_cast<const T*>(pieces + count) > end) {
 #pragma unroll 1
     for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
     return;
