@@ -221,9 +221,6 @@ template <int bytes> __device__ __forceinline__ void copy_async_of(void* to, con
 // bytes that divide addresses around them, or, where these are not all from `base` on and before `end`, one by one.
 template <typename T>
 __device__ __forceinline__ void copy_shifted(T* to, const T* from, const T* base, const T* end, int some) {
-#if defined(ONNXFUSE_EMULATOR)
-  for (int i = 0; i < 16 / (int)sizeof(T); ++i) to[i] = i < some ? from[i] : T(0.0f);
-#else
   const unsigned long long begin = reinterpret_cast<unsigned long long>(from);
   const int shift = begin % 16;
   const uint4* const pieces = reinterpret_cast<const uint4*>(begin - shift);
@@ -248,7 +245,6 @@ __device__ __forceinline__ void copy_shifted(T* to, const T* from, const T* base
     if (left < 4) words[i] = left <= 0 ? 0 : words[i] & 0xffff;
   }
   *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-#endif
 }
 // What a thread asked for since its last call is a group.
 __device__ __forceinline__ void copies_asked() {
