@@ -20,12 +20,12 @@ from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
 from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import BESIDE_COPY, STAGE_WAITS, TILES_COPY
+from onnxfuse.planning.cost import BESIDE_COPY, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.rewriting import layout_record
 from onnxfuse.schedules.attention import ROUNDED_ALONE, ROUNDED_SHARE, TOGETHER_SHARE
-from onnxfuse.schedules.kernel import TILE_BEGINS, TILE_ENDS
+from onnxfuse.schedules.kernel import STAGE_WAITS, TILE_BEGINS, TILE_ENDS
 from onnxfuse.tuning import TuneOptions, tune
 
 LINEAR = "g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }"

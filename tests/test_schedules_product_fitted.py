@@ -109,6 +109,20 @@ def test_two_blocks_a_multiprocessor() -> None:
         check(way, inputs, length=sizes["K"], limit=1, misalign=False, multiprocessors=1)
 
 
+@pytest.mark.parametrize(("depth", "stay"), [(64, False), (96, True)])
+def test_two_blocks_by_turns(depth: int, stay: bool) -> None:
+    """Where a tile has all columns; of a last stage that is zeros in part the right operand stays."""
+    planned = {"M": 25088, "K": depth, "N": 64}
+    made = product(text("a residual").replace("K]", f"{depth}]").replace("[K", f"[{depth}").replace("N", "64"), planned=planned)
+    ways = [each for each in specialised(made, planned)
+            if each.kernel.choice and "blocks" in dict(each.kernel.choice.settings) and each.kernel.choice["turns"] == 2]
+    assert {each.kernel.choice["rows"] for each in ways if each.kernel.choice} == {64, 128}
+    assert all(("_stays" in each.kernel.entry) == stay for each in ways)
+    for way in ways:
+        for rows in (70, 513):
+            check(way, random_inputs(way, {"M": rows}), length=depth, limit=1, misalign=False, multiprocessors=1)
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_two_blocks_of_a_gate(across: bool) -> None:
     """Where each product's half of the columns is copied as it lies; not where whole panels are."""

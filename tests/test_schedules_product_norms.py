@@ -79,6 +79,19 @@ def test_forms(form: str) -> None:
         check(first(way), random_inputs(way, {}), length=576, misalign=False)
 
 
+@pytest.mark.parametrize(("images", "kind", "rows"), [(1, "float16", 64), (16, "bfloat16", 128)])
+def test_windows_may_share_pieces_of_the_image(images: int, kind: str, rows: int) -> None:
+    """Of few images a group has one strip of 64 windows, of many two."""
+    text = FORMS["windows, a residual, two pieces of columns"].replace("[1,128,64", "[N,128,64")
+    made = make(text.replace("T[", f"{kind}["), 20, planned={"N": images})
+    ways = [way for way in (made, *(told(made, choice, {"N": images}) for choice in made.kernel.choices))
+            if "_shared" in way.kernel.plan.variants[0].launches[0].kernel]
+    assert any(f"_{rows}x128x" in way.kernel.plan.variants[0].launches[0].kernel for way in ways)
+    for way in ways:
+        check(first(way), random_inputs(way, {"N": 1}), length=576, misalign=False, orders=["backward", 3, 4],
+              multiprocessors=3)
+
+
 def test_other_types() -> None:
     made = made_of("groups of channels, pixels", "bfloat16")
     check(first(made), random_inputs(made, {}), length=64, misalign=False)

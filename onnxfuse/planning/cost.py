@@ -43,16 +43,13 @@ from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Kernel, Schedule, running
-from onnxfuse.schedules.kernel import TILE_BEGINS, TILE_ENDS, Pace
+from onnxfuse.schedules.kernel import TILE_BEGINS, Pace
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
 
 STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
-
-STAGE_WAITS = 0.2e-6
-"""Seconds of a stage of kernels whose tiles a warp copies, at least (H100, 745 products and convolutions)."""
 
 TILES_COPY = 0.86
 """Share of the bandwidth that they reach."""
@@ -352,6 +349,7 @@ class CostModel:
             return None
         if pace.launches:
             return self._launched(pace)
+        each_rate = 1e12 * rate / self.profile.multiprocessors
         # Of several kernels some may go through no tiles: what these move takes time of its own.
         beside = [each for each in pace.parts if each.launches]
         moved = counted.bytes + self.read_again(region) - sum(
@@ -360,9 +358,9 @@ class CostModel:
         more = (region.steps - 1) * kernel_time(0, 0, 0.0, self.profile)
         more += pace.behind / (TILES_COPY * self.profile.bandwidth)
         if pace.parts:
-            tiled = [self._tiled(each, rate) for each in pace.parts if not each.launches]
+            tiled = [each.tiled(each_rate) for each in pace.parts if not each.launches]
             return len(tiled) * TILE_BEGINS + max(sum(tiled), copies) + sum(map(self._launched, beside))
-        tiles = self._tiled(pace, rate)
+        tiles = pace.tiled(each_rate)
         if pace.results is not None:
             behind = self._behind(region, counted) / (1e12 * pace.results)
             tiles = max(tiles, behind) if pace.meanwhile else tiles + behind
@@ -373,12 +371,6 @@ class CostModel:
         """Seconds of launches that multiply no tiles."""
         return pace.ends + sum(
             kernel_time(each.bytes, 0, each.flops, self.profile, efficiency=each.share) for each in pace.launches)
-
-    def _tiled(self, pace: Pace, rate: float) -> float:
-        """Seconds in which the busiest multiprocessor goes through its tiles."""
-        computed = pace.flops * self.profile.multiprocessors / (1e12 * rate * pace.share)
-        stage = max(computed, STAGE_WAITS, pace.waits)
-        return pace.tiles * (pace.stages * stage + TILE_ENDS + pace.ends) if pace.whole is None else pace.whole
 
     def _behind(self, region: Region, counted: KernelTraffic) -> int:
         """Arithmetic of what follows a region's products."""

@@ -16,10 +16,11 @@ stencil_last.py  those of images with channels last; stencil_last_shape.py what 
                strips, stencil_last_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
-               product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a
-               warp that copies, product_maps.py what it can copy, product_boxes.py windows in boxes, product_shared.py
-               windows that share pieces of an image, product_patch.py convolutions of few channels, product_pixels.py
-               of pixels in vectors, product_tall.py many rows by few columns,
+               product_shape.py their blocks, product_blocks.py which are tried, product_pace.py what their time follows
+               from, product_text.py their text, product_specialised.py that of blocks with a warp that copies,
+               product_maps.py what it can copy, product_boxes.py windows in boxes, product_shared.py windows that share
+               pieces of an image, product_patch.py convolutions of few channels, product_pixels.py of pixels in
+               vectors, product_tall.py many rows by few columns,
                product_library.py and product_cudnn.py what cuBLASLt and cuDNN run in its place,
                product_integers.py products of 8-bit integers
 product_norms.py  convolutions of whose results a norm over windows is taken; norm_groups.py of which groups,

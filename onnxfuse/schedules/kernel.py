@@ -42,6 +42,9 @@ TILE_BEGINS, TILE_ENDS = 2.5e-6, 0.6e-6
 """Seconds of kernels whose tiles a warp copies: until the first is multiplied, and of each to store it (H100, 745
 products and convolutions)."""
 
+STAGE_WAITS = 0.2e-6
+"""Seconds of a stage of such kernels at least (H100, likewise)."""
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -81,6 +84,12 @@ class Pace:
     behind: int = 0
     launches: tuple[Launched, ...] = ()
     parts: tuple[Pace, ...] = ()
+
+    def tiled(self, rate: float) -> float:
+        """Seconds in which a multiprocessor that reaches so many FLOP/s in large tiles goes through those that it has,
+        with what follows ``TILE_BEGINS``."""
+        stage = max(self.flops / (rate * self.share), STAGE_WAITS, self.waits)
+        return self.tiles * (self.stages * stage + TILE_ENDS + self.ends) if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,15 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import product_cudnn
 from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import TILE_ENDS, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
-from onnxfuse.schedules.product_blocks import MOST_TILES, RESULTS, Blocks
+from onnxfuse.schedules.kernel import Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.product_blocks import MOST_TILES, Blocks
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_integers import IntegerBoxText, IntegerSpecialisedText, IntegerText
 from onnxfuse.schedules.product_library import WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import all_mapped, map_parameter, mapped
+from onnxfuse.schedules.product_pace import RESULTS
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
     ProductParts,
@@ -211,7 +212,7 @@ class ProductWork:
         if isinstance(shape, TallShape) and self.tall is not None:
             return tall_pace(self.tall, shape, self.blocks.at)
         if not isinstance(shape, PatchShape) or self.patch is None:
-            return self.blocks.pace(shape, self.lanes.width)
+            return self.blocks.paces.pace(shape, self.lanes.width)
         pace = pace_of(self.patch, shape, self.blocks.at)
         return pace if pace is None or not self.parts.rounds else replace(pace, results=RESULTS[1])
 
@@ -273,7 +274,7 @@ class ProductWork:
             pixels[0], copied[0] if copied else None))
         if pieces is None or boxes is None or pieces.whole is None:
             return True
-        return pieces.whole <= boxes.tiles * (boxes.stages * boxes.waits + TILE_ENDS)
+        return pieces.whole <= self.blocks.paces.seconds(boxes)
 
     def _meets(self) -> bool:
         """Whether columns are windows that lie along what is summed over: tiles read of neighbours once what lanes of

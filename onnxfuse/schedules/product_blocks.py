@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from operator import itemgetter
 
-from onnxfuse.graph.dims import Dim
-from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, PANEL
-from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
+from onnxfuse.schedules.attention_shape import PANEL
+from onnxfuse.schedules.kernel import HOPPER_HAS
 from onnxfuse.schedules.product_boxes import Boxed, BoxShape, box_of
 from onnxfuse.schedules.product_integers import (
     INTEGER_TILES,
@@ -16,11 +16,11 @@ from onnxfuse.schedules.product_integers import (
     IntegerShape,
     IntegerSpecialisedShape,
 )
-from onnxfuse.schedules.product_library import LibraryShape
-from onnxfuse.schedules.product_maps import COPIED, FILLED, Mapped
+from onnxfuse.schedules.product_maps import Mapped
+from onnxfuse.schedules.product_pace import NARROW, Paces, Tiles
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import STAGE_BYTES, WARP_ROWS, ProductShape, SpecialisedShape
-from onnxfuse.schedules.product_shared import shared_shapes_of
+from onnxfuse.schedules.product_shared import SharedShape, shared_shapes_of
 from onnxfuse.schedules.schedule import Request
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
@@ -70,8 +70,9 @@ of them; and the share that they reach of a rate from that of the narrow tile up
 STEP, EMPTY = 16, 0.05
 """Columns to whose multiples fitted ones are filled up; share of all tiles' columns that they must save."""
 
-NARROW = 64
-"""Columns under which a tile takes as long as of so many, for copies of rows take that."""
+PAIRED = ((128, 1), (64, 2), (128, 2))
+"""Rows and tiles at a time of blocks of which a multiprocessor may have two (H200: of 102,400 rows of 96 to 64, SiLU,
+128 x 64 took 12.6 microseconds, with operands that stay 11.9, of 64 rows by turns 11.2; the best alone 13.0)."""
 
 PAIRED_STEPS = 4
 """Stages of all that is summed over up to which two blocks a multiprocessor are offered: with a residual they took 0.92
@@ -91,6 +92,9 @@ BEGUN = 20 * 128 * 128
 LEAST_STAGES = 4
 """In shared memory, beside all sums of a tile: fewer do not hide what a copy waits for."""
 
+WORTH_PIECES = 0.97
+"""Share of the time of boxes that windows over shared pieces must be expected to take to be the first."""
+
 WORTH_SHARING = 0.95
 """Share of the time without that they must be expected to take."""
 
@@ -103,58 +107,11 @@ SHORT, LONG = 2, 32
 MOST_WARPS = 16
 """Of a block."""
 
-LEAST_PACED = 64
-"""Rows from which on the time of blocks with a warp that copies follows from their tiles."""
-
-SPREAD = 0.65
-"""Share of the rate that large tiles reach of those whose threads copy operands by vectors: products whose tiles may be
-copied both ways took 1.4 times as long so at most, nine of ten (H100, 703 products and convolutions of the zoo)."""
-
-SHORTER = 0.22
-"""The same where threads copy by vectors of less than 16 bytes, and results are stored by such: six products with what
-follows them went through their tiles at 0.22 to 0.35 of that rate (H200)."""
-
-RESULT_ALONE = 0.11e-9
-"""Seconds of a result of such a block whose rows no vector divides, and that is stored by itself (H200)."""
-
-RESULTS = {1: 5.5, 2: 3.5}
-"""TFLOP/s at which what follows products of float32 is computed, by tiles at a time: of two one is multiplied meanwhile
-(H100, seven products with activations; of 16 bits what follows takes 3 to 14% of a product)."""
-
 STAYING = 1.06
 """How many times as fast tiles are multiplied at least whose right operand stays (H200: 1.02 to 1.4 for ten
 convolutions, 1.02 to 1.25 for products whose last stage is zeros in part)."""
 
-LINE_SHORT = 1.35e-9
-"""Seconds of a line of 64 bytes or 32 (H200: eight convolutions of 16 and 32 channels took 1.3 to 1.6e-9, with what
-follows them)."""
-
-LINE_UNEVEN = 1.55
-"""How many times as long that takes of pixels whose bytes are no power of two (H100, of 24 channels and of 48)."""
-
-GATHERED = {2: (0.08e-9, 0.28e-9), 4: (0.2e-9, 0.6e-9)}
-"""Seconds in which a multiprocessor's threads gather an element of windows, by its bytes: where sums are of ``NEAR``
-elements and fewer, and of ``FAR`` and more.  With what follows, 44 kernels of convolutions in groups, channels first,
-took 0.53 to 1.10 times as long as is predicted, half of them 0.93 and more (H100); by vectors, channels last, nothing
-was measured, and as much is taken for granted."""
-
-NEAR, FAR = 256, 1280
-"""Of what is summed over."""
-
-TILE_GATHERED = {2: 0.25e-6, 4: 0.9e-6}
-"""Seconds that each tile of such a kernel takes beside, by an element's bytes."""
-
-STAGE_GATHERED = {2: 0.95e-6, 4: 1.4e-6}
-"""Seconds that a stage takes at least of a block that is alone on a multiprocessor, likewise."""
-
-WEIGHT_GATHERED, RESULT_STORED = 0.85e-9, 0.25e-9
-"""Seconds of an element of weights that is read by itself, and of a result that is written so."""
-
-UNKNOWN = 4096
-"""What is taken for a size that is not known."""
-
-
-class Blocks:
+class Blocks(Tiles):
     """Blocks for the products of one region at its planned sizes.
 
     Attributes:
@@ -165,7 +122,8 @@ class Blocks:
 
     def __init__(self, parts: ProductParts, request: Request, vectors: Sequence[Side], mapped: Sequence[Mapped],
                  boxed: tuple[Boxed, Mapped] | None) -> None:
-        self.parts, self.request, self.vectors, self.mapped, self.boxed = parts, request, vectors, mapped, boxed
+        super().__init__(parts, request, boxed)
+        self.vectors, self.mapped = vectors, mapped
         floats, thirds = not parts.integers, len(parts.rights) == 3
         self._tiles, self._copying = (
             (TILES_OF_THREE, ROUNDED_OF_THREE if parts.words else SPECIALISED_OF_THREE) if thirds else
@@ -176,6 +134,7 @@ class Blocks:
             self._copying = {**self._copying, **self._fitted()}
         if parts.exact:
             self._tiles = {tile: share for tile, share in self._tiles.items() if prod(tile) <= MOST_EXACT}
+        self.paces = Paces(self, vectors, self._copying)
         self._shape = ProductShape if floats else IntegerShape
         self._specialised_shape, self._box_shape = (
             (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
@@ -183,15 +142,6 @@ class Blocks:
         # The instruction takes integers from tiles that have a line for each row alone.
         plain = floats or not any(side.across or side.width == 1 for side in vectors)
         self.together = (True, False) if plain and not parts.words else (False,)
-
-    def planned(self, size: Dim) -> int:
-        """A size as it is planned to be; large where that is not known."""
-        found = self.at(size)
-        return UNKNOWN if found is None else found
-
-    def at(self, size: Dim) -> int | None:
-        """A size as it is planned to be; None where that is not known."""
-        return self.parts.lowered.binding.at(size, self.request.sizes)
 
     def own(self, together: bool) -> ProductShape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
@@ -209,7 +159,17 @@ class Blocks:
         by, and then those by four warps together, before what a budget of measurements may not reach."""
         shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
                   for shape in self._staged(tile, together)]
-        return sorted([*self._boxes(most), *self._specialised(most), *shapes], key=lambda shape: not shape.together)
+        boxes, shared = self._boxes(most), self._shared(most)
+        found = [*shared, *boxes] if self._are_quicker(shared, boxes) else [*boxes, *shared]
+        return sorted([*found, *self._specialised(most), *shapes], key=lambda shape: not shape.together)
+
+    def _are_quicker(self, shared: Sequence[SharedShape], boxes: Sequence[SpecialisedShape]) -> bool:
+        """Whether windows that share pieces of the image are expected to take less than those that do not."""
+        alone = [self.paces.pace(shape, 0) for shape in boxes if shape.split == 1]
+        if not shared or not alone or alone[0] is None:
+            return False
+        pieces = self.paces.seconds(self.paces.shared(shared[0]))
+        return pieces < WORTH_PIECES * self.paces.seconds(alone[0])
 
     def all_offered(self) -> list[ProductShape]:
         """The same of all tiles."""
@@ -220,9 +180,9 @@ class Blocks:
         if not self.mapped:
             return []
         blocks = [
-            (self._specialised_shape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
+            (self._specialised_shape(rows, columns, 1, turns=turns), self.count(rows, columns), rate)
             for (rows, columns, turns), rate in self._copying.items() if self._are_panels(columns)]
-        return [*self._quickest(most, blocks, self._steps), *self._pairs()]
+        return [*self._quickest(most, blocks, self.steps), *self._pairs()]
 
     def _fitted(self) -> dict[tuple[int, int, int], float]:
         """Tiles that are as wide as the results, or an even part of them, where of all others more would be empty; and
@@ -255,20 +215,8 @@ class Blocks:
             box = box_of(windows, rows, counts)
             shape = self._box_shape(
                 rows, columns, 1, turns=turns, box=box, taps=windows.taps, line=self.boxed[0].line)
-            blocks.append((shape, self._boxes_of(shape), rate))
-        return self._quickest(most, blocks, self._box_steps)
-
-    @property
-    def _box_steps(self) -> int:
-        """Stages that a tile of boxes goes through."""
-        assert self.boxed is not None
-        return self.boxed[0].depth * self.parts.size // self.boxed[0].line
-
-    def _boxes_of(self, shape: BoxShape) -> int:
-        """How many tiles of boxes of this shape there are."""
-        assert self.boxed is not None
-        boxes = shape.box.count(tuple(map(self.planned, self.boxed[0].windows.counts)))
-        return boxes * -(-self.planned(self.parts.columns) // shape.columns)
+            blocks.append((shape, self.boxes_of(shape), rate))
+        return self._quickest(most, blocks, self.box_steps)
 
     def _quickest(
         self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]], steps: int
@@ -287,7 +235,7 @@ class Blocks:
         longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
         shared = [
             (-(-steps // split) * _busiest(1, (shape.rows, shape.columns), rate) + BEGUN,
-             filled(replace(shape, turns=1, split=split)))
+             replace(shape, turns=1, split=split).filled())
             for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
             # Sums are laid out in whole pieces; blocks by both groups are those by turns.
             if shape.rows > 64 and not self.parts.integers and not shape.columns % NARROW
@@ -296,22 +244,24 @@ class Blocks:
         better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
                         key=lambda each: each[0])
         return [*(shape for _, shape in better[:most]),
-                *(each for _, shape in alone for each in (
-                    *staying.get(shape, ()), filled(shape), *self._sharing(shape, steps)))]
+                *(each for _, shape in alone for each in (*staying.get(shape, ()), shape.filled()))]
 
     def _staying(self, shape: SpecialisedShape, steps: int) -> list[SpecialisedShape]:
         """The same block with the whole right operand in shared memory, where each tile has all columns and there is
-        room for that beside enough stages.  Of products without windows only those whose last stage is zeros in part
-        gain by it: others wait for memory."""
-        depth = self.parts.depth.value
-        if not self._may_stay(shape) or (self.boxed is None and (depth or 0) * self.parts.size % STAGE_BYTES == 0):
+        room for that beside enough stages."""
+        if not self._may_stay(shape) or not self._gain_by_staying():
             return []
-        found = filled(replace(shape, stays=steps))
+        found = replace(shape, stays=steps).filled()
         if found.stages * shape.line < LEAST_STAGES * STAGE_BYTES:
             return []
         # Where copies are what takes long, one group's results are stored beside the other's: for measurements.
         turns = [replace(found, turns=2)] if (shape.rows, shape.turns) == (128, 1) and shape.columns <= NARROW else []
         return [found, *turns]
+
+    def _gain_by_staying(self) -> bool:
+        """Of products without windows only those do whose last stage is zeros in part: others wait for memory."""
+        depth = self.parts.depth.value
+        return self.boxed is not None or (depth is not None and depth * self.parts.size % STAGE_BYTES != 0)
 
     def _may_stay(self, shape: SpecialisedShape) -> bool:
         """Whether all tiles have the same right operand, of certain size."""
@@ -320,26 +270,41 @@ class Blocks:
         one = not parts.integers and len(parts.rights) == 1 and parts.batch.value == 1
         return one and depth is not None and columns is not None and columns <= shape.columns
 
-    def _sharing(self, shape: SpecialisedShape, steps: int) -> Sequence[SpecialisedShape]:
-        """The same blocks whose windows share pieces of the image, those of which the fewest are needed first."""
-        if not isinstance(shape, BoxShape) or self.boxed is None or self.parts.integers or len(self.parts.rights) > 1:
+    def _shared(self, most: int) -> list[SharedShape]:
+        """Of blocks whose windows share pieces of the image those that are expected to take least, of each tile the
+        best."""
+        if self.boxed is None or not self._may_share():
             return []
-        if self.boxed[1].across or self.parts.batch.value != 1:
-            return []
-        windows = self.boxed[0].windows
-        counts = tuple(map(self.planned, windows.counts))
-        ways = (shape, *([replace(shape, stays=steps)] if self._may_stay(shape) else []))
-        found = [each for way in ways for each in shared_shapes_of(way, windows)]
-        return sorted(found, key=lambda each: (each.box.count(counts), not each.stays, each.parts * each.lines))[:1]
+        windows, line, steps = self.boxed[0].windows, self.boxed[0].line, self.channel_steps
+        best = list[tuple[float, SharedShape]]()
+        for rows, columns, turns in self._copying:
+            shape = BoxShape(rows, columns, 1, turns=turns, taps=windows.taps, line=line)
+            ways = (shape, *([replace(shape, stays=steps * windows.taps)] if self._may_stay(shape) else []))
+            found = [(self.paces.seconds(self.paces.shared(each)), each)
+                     for way in ways for each in shared_shapes_of(way, windows)]
+            best += sorted(found, key=itemgetter(0))[:1]
+        best.sort(key=lambda each: (each[0], each[1].rows * each[1].columns))
+        return [shape for _, shape in best[:most]]
+
+    def _may_share(self) -> bool:
+        """Whether blocks are to be had whose windows do."""
+        parts = self.parts
+        assert self.boxed is not None
+        return not (parts.integers or len(parts.rights) > 1 or parts.batch.value != 1 or self.boxed[1].across)
 
     def _pairs(self) -> list[SpecialisedShape]:
-        """The narrow block of which a multiprocessor may have two, where little is summed up: one computes what follows
-        while the other waits for what it reads."""
-        narrow = [columns for rows, columns, turns in self._copying
-                  if (rows, turns) == (128, 1) and columns <= NARROW and self._are_panels(columns)]
-        if self.parts.integers or self._steps > PAIRED_STEPS or not narrow:
-            return []
-        return [filled(self._specialised_shape(128, min(narrow), 1, turns=1, blocks=2))]
+        """Narrow blocks of which a multiprocessor may have two, where little is summed up: one computes what follows
+        while the other waits for what it reads.  Where each tile has all columns also of two tiles at a time."""
+        found = list[SpecialisedShape]()
+        for rows, turns in PAIRED if not self.parts.integers and self.steps <= PAIRED_STEPS else ():
+            fitting = [columns for high, columns, _ in self._copying
+                       if high == rows and columns <= NARROW and self._are_panels(columns)]
+            shape = self._specialised_shape(rows, min(fitting, default=0), 1, turns=turns, blocks=2)
+            if not fitting or (turns > 1 and not self._may_stay(shape)):
+                continue
+            stays = replace(shape, stays=self.steps if self._gain_by_staying() and self._may_stay(shape) else 0)
+            found += {shape.filled(): None, stays.filled(): None} if turns == 1 else [stays.filled()]
+        return found
 
     def _are_panels(self, columns: int) -> bool:
         """Whether each product's share of so many columns is whole panels, where these are what is copied."""
@@ -350,23 +315,7 @@ class Blocks:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
         has = HOPPER_HAS if together else MULTIPROCESSORS
         fitting = [tile for tile in self._tiles if not (self.vectors[1].across and tile[1] % PANEL)]
-        return sorted(fitting, key=lambda tile: _busiest(self._count(*tile), tile, self._tiles[tile], has))
-
-    @property
-    def _steps(self) -> int:
-        """Stages that a tile goes through."""
-        return -(-self.planned(self.parts.depth) // self._staged_depth)
-
-    @property
-    def _staged_depth(self) -> int:
-        """Elements of a stage, of what is summed over."""
-        return STAGE_BYTES // self.parts.size
-
-    def _count(self, high: int, wide: int) -> int:
-        """How many tiles of this size there are."""
-        parts = self.parts
-        batch, rows, columns = map(self.planned, (parts.batch, parts.rows, parts.columns))
-        return batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
+        return sorted(fitting, key=lambda tile: _busiest(self.count(*tile), tile, self._tiles[tile], has))
 
     def _staged(self, tile: tuple[int, int], together: bool) -> list[ProductShape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
@@ -379,85 +328,7 @@ class Blocks:
         shapes = [self._shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
-    def pace(self, shape: ProductShape | LibraryShape, stored: int) -> Pace | None:
-        """Of blocks with a warp that copies, each of which sums up all, and of those whose threads gather operands of a
-        convolution in groups, where no size is left open; ``stored``: elements of a vector of results."""
-        sizes = [self.at(size) for size in (
-            self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
-        if None in sizes or self.parts.exact:  # of which nothing was measured
-            return None
-        if type(shape) is ProductShape:
-            return self._copied(shape) or self._gathering(shape, stored)
-        if not isinstance(shape, SpecialisedShape) or shape.split > 1:
-            return None
-        if self.planned(self.parts.rows) < LEAST_PACED:
-            return None
-        tiles, stages = (self._boxes_of(shape), self._box_steps) if isinstance(shape, BoxShape) else (
-            self._count(shape.rows, shape.columns), self._steps)
-        share = self._copying.get(
-            (shape.rows, shape.columns, shape.turns), self._copying.get((shape.rows, shape.columns, 1), 1.0)
-        ) if self.parts.rounds else 1.0
-        flops = 2 * shape.rows * max(shape.columns, NARROW) * (shape.line // self.parts.size)
-        results = RESULTS[shape.turns] if self.parts.rounds else None
-        uneven = stored == 1 and self.parts.of_matrices and self.planned(self.parts.columns) % self.parts.width != 0
-        ends = RESULT_ALONE * shape.rows * shape.columns if uneven else 0.0
-        return Pace(-(-tiles // HOPPER_HAS), stages, flops, share, self._waits(shape), results, shape.turns > 1,
-                    ends=ends)
-
-    def _copied(self, shape: ProductShape) -> Pace | None:
-        """The same of transposed convolutions, and of matrices of rows that no whole vector divides, whose operands
-        threads copy by vectors."""
-        parts = self.parts
-        copied = shape.together and all(side.copied and side.width > 1 and not side.shifted for side in self.vectors)
-        shorter = parts.of_matrices and any(side.width < parts.width for side in self.vectors)
-        spread = "ConvTranspose" in parts.lowered.program.operators
-        rows = self.planned(parts.columns if parts.swapped else parts.rows)
-        if not copied or not (shorter or spread) or rows < LEAST_PACED:
-            return None
-        tiles = -(-self._count(shape.rows, shape.columns) // HOPPER_HAS)
-        share = SHORTER if shorter else SPREAD
-        return Pace(tiles, self._steps, 2 * shape.rows * shape.columns * self._staged_depth, share)
-
-    def _gathering(self, shape: ProductShape, stored: int) -> Pace | None:
-        """The same of a convolution in groups, each of whose tiles counts as one stage that is waited for."""
-        parts, size = self.parts, self.parts.size
-        rows, columns, depth = map(self.planned, (parts.rows, parts.columns, parts.depth))
-        grouped = "Conv" in parts.lowered.program.operators and parts.batch != 1 and len(parts.rights) == 1
-        if not grouped or (columns if parts.swapped else rows) < LEAST_PACED:
-            return None
-        windows, channels = (shape.columns, shape.rows) if parts.swapped else (shape.rows, shape.columns)
-        near, far = GATHERED[size]
-        element = near + (far - near) * min(1.0, max(0, depth - NEAR) / (FAR - NEAR))
-        tiles = -(-self._count(shape.rows, shape.columns) // HOPPER_HAS)
-        alone = STAGE_GATHERED[size] * self._steps / min(tiles, shape.beside)
-        seconds = max(windows * depth * element, alone) + TILE_GATHERED[size]
-        if self.vectors[0 if parts.swapped else 1].width == 1:
-            seconds += channels * depth * WEIGHT_GATHERED
-        if stored == 1:
-            seconds += min(shape.rows, rows) * min(shape.columns, columns) * RESULT_STORED
-        return Pace(tiles, 1, 0, waits=seconds, results=RESULTS[1] if parts.rounds else None)
-
-    def _waits(self, shape: SpecialisedShape) -> float:
-        """Seconds that a stage's copies take at least where they are zeros in part."""
-        if not isinstance(shape, BoxShape) or self.boxed is None:
-            return 0.0
-        channels = self.boxed[0].windows.channels
-        zeros, uneven = 1 - channels / self.boxed[0].staged, channels < self._staged_depth and channels & (channels - 1)
-        line = (LINE_UNEVEN if uneven else 1.0) * (COPIED + zeros * FILLED) if zeros else LINE_SHORT
-        lines = shape.rows + (0 if shape.stays else shape.columns)
-        return lines * line if zeros or shape.line < STAGE_BYTES else 0.0
-
-
 def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:
     """What the busiest multiprocessor's tiles take, of so many rows and columns."""
     rows, columns = tile
     return -(-tiles // multiprocessors) * rows * max(columns, NARROW) / rate
-
-
-def filled(least: SpecialisedShape) -> SpecialisedShape:
-    """A block of one stage with as many as there is room for."""
-    one = replace(least, stages=2).shared - least.shared
-    most = MOST_SHARED if least.blocks == 1 else ALL_SHARED // least.blocks - BLOCK_BYTES
-    stages, even = 1 + (most - least.shared) // one, STAGE_BYTES // least.line
-    # What lies behind the stages begins at a multiple of 1,024 bytes.
-    return replace(least, stages=stages - stages % even)

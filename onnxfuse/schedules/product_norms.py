@@ -31,10 +31,11 @@ from onnxfuse.schedules.in_two import Divided, ProductDivided, above, divided, i
 from onnxfuse.schedules.kernel import VECTOR_BYTES, Kernel, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.norm_groups import NormGroups, norm_groups
 from onnxfuse.schedules.pointwise import THREADS, Pointwise
-from onnxfuse.schedules.product import MULTIPLYING, ProductWork
-from onnxfuse.schedules.product_blocks import MOST_TILES, NARROW, filled
+from onnxfuse.schedules.product import MULTIPLYING, Product, ProductWork
+from onnxfuse.schedules.product_blocks import MOST_TILES
 from onnxfuse.schedules.product_boxes import BoxShape
 from onnxfuse.schedules.product_epilogue import PAIR
+from onnxfuse.schedules.product_pace import NARROW
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused
 from onnxfuse.schedules.product_shape import SpecialisedShape
 from onnxfuse.schedules.product_shared import SharedShape
@@ -43,6 +44,9 @@ from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Parameter, Source
 
 NAME = "product_norms"
+
+SETTINGS = ("rows", "columns", "stages", "turns", "stays", "shared")
+"""Those of a convolution's tiles that its choice tells."""
 
 VECTORS = 4
 """That each thread of what follows the norm has on their way (H200: of 67 MB 48.5 microseconds, with one 52.7)."""
@@ -53,6 +57,7 @@ class ProductNorms(ProductDivided):
 
     name = NAME
     settings = "tiles of {rows} x {columns}, {stages} stages, tiles at a time {turns}"
+    optional = Product.optional
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Three kernels."""
@@ -136,10 +141,12 @@ class _NormsWork:
     def offered(self) -> dict[Choice, SpecialisedShape]:
         """Tiles that may be quickest, of windows of one image each; what is known of columns is laid out in pieces that
         fitted ones do not fill."""
-        found = [filled(replace(shape, moments=True, stages=1)) for shape in self.work.blocks.offered(2 * MOST_TILES)
-                 if isinstance(shape, SpecialisedShape) and not isinstance(shape, SharedShape)
-                 and shape.split == shape.blocks == 1 and not shape.columns % NARROW]
-        return {_choice(shape): shape for shape in found[:MOST_TILES] if self._parts(shape) is not None}
+        found = [replace(shape, moments=True).filled() for shape in self.work.blocks.offered(2 * MOST_TILES)
+                 if isinstance(shape, SpecialisedShape) and shape.split == shape.blocks == 1
+                 and not shape.columns % NARROW]
+        tried = [shape for several in (True, False) for shape in [
+            shape for shape in found if isinstance(shape, SharedShape) == several and shape.stages][:MOST_TILES]]
+        return {_choice(shape): shape for shape in sorted(tried, key=found.index) if self._parts(shape) is not None}
 
     def _parts(self, shape: SpecialisedShape) -> int | None:
         """Of how many parts of an image's windows it tells what it knows; None where that is not certain."""
@@ -156,7 +163,7 @@ class _NormsWork:
 
     def _pace(self, shape: SpecialisedShape) -> Pace | None:
         """What the time of the convolution's kernel follows from, and what others move behind it."""
-        pace = self.work.blocks.pace(shape, self.work.lanes.width)
+        pace = self.work.blocks.paces.pace(shape, self.work.lanes.width)
         moved = self._bytes
         return None if pace is None or moved is None else replace(pace, behind=moved)
 
@@ -237,4 +244,5 @@ def _part(made: Kernel | Refusal, space: str) -> _Part | Refusal:
 
 def _choice(shape: SpecialisedShape) -> Choice:
     """As tuning writes it down."""
-    return Choice.of(NAME, rows=shape.rows, columns=shape.columns, stages=shape.stages, turns=shape.turns)
+    told = {name: value for name, value in shape.choice.settings if name in SETTINGS}
+    return Choice.of(NAME, **told)

@@ -43,8 +43,9 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.online import bare
 from onnxfuse.schedules.phases import Output, Phases
 from onnxfuse.schedules.product import MULTIPLYING, fitting
-from onnxfuse.schedules.product_blocks import CLUSTERS, UNKNOWN
+from onnxfuse.schedules.product_blocks import CLUSTERS
 from onnxfuse.schedules.product_maps import Mapped, all_mapped, map_parameter, mapped
+from onnxfuse.schedules.product_pace import UNKNOWN
 from onnxfuse.schedules.product_parts import ProductParts, parts_of, refused, result_lanes
 from onnxfuse.schedules.product_rows_text import ProductRowsShape, ProductRowsText, RoundedProductRowsText
 from onnxfuse.schedules.product_shape import STAGE_BYTES

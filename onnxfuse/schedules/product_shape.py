@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from onnxfuse.schedules.attention_shape import (
     ALL_SHARED,
@@ -13,6 +14,7 @@ from onnxfuse.schedules.attention_shape import (
     WARPS,
 )
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.streaming import MOST_SHARED
 
 STAGE_BYTES = 128
 """Of what is summed over, bytes of one stage: a panel."""
@@ -151,6 +153,15 @@ class SpecialisedShape(ProductShape):
         if not self.stays:
             return self.stages * self.line * self.columns
         return -(-self.stays * self.line * self.columns // TILE_BYTES) * TILE_BYTES
+
+    def filled(self) -> Self:
+        """The same with as many stages as there is room for."""
+        least = replace(self, stages=1)
+        one = replace(self, stages=2).shared - least.shared
+        most = MOST_SHARED if self.blocks == 1 else ALL_SHARED // self.blocks - BLOCK_BYTES
+        stages, even = 1 + (most - least.shared) // one, STAGE_BYTES // self.line
+        # What lies behind the stages begins at a multiple of 1,024 bytes.
+        return replace(self, stages=stages - stages % even)
 
     @property
     def windows(self) -> int:

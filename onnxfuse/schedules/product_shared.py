@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from onnxfuse.lowering.tensor_map import MOST_BOX, TensorMap
 from onnxfuse.schedules.attention_shape import PANEL, TILE_BYTES
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.kernel import TILE_ENDS, Pace
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_boxes import Box, Boxed, BoxShape, BoxText
 from onnxfuse.schedules.product_maps import Mapped
@@ -38,6 +40,27 @@ PIECES, MOST_PIECES = 2, 6
 
 LEAST_PLACES = 4
 """Whose weights are in shared memory, where these do not stay."""
+
+SHARED_RATE = 1.04
+"""Times the rate of large tiles that copy each place at which they multiply (H200, six convolutions of 128 channels and
+more)."""
+
+SHARED_NARROW = 0.75
+"""Share of that which float32 reaches in tiles of 64 columns and fewer (H200: of 32 and of 64 columns 2.4 and 2.5e12
+FLOP/s, of 128 to 256 3.1 to 3.5e12)."""
+
+LINE, LINE_ZEROS = {2: 1.2e-9, 4: 1.8e-9}, 6.5e-9
+"""Seconds of a line that comes, by the bytes of an element, and beside that as many as zeros make up of it (H200: of
+seven convolutions in steps, which wait for copies, 1.1 to 1.4e-9, of float32 1.9e-9; of 8 channels, of 24 and of 72
+zeros took 6.1, 8 and 7.8e-9)."""
+
+PLACE = 0.13e-6
+"""Seconds of a place at least whose weights come (H200: 64 x 64 in four convolutions 0.13, 64 x 96 in three 0.135 to
+0.143)."""
+
+STRIP, BY_TURNS = 0.5e-6, 0.4
+"""Seconds in which a group stores what it has of 64 windows, and the share of that that the other does not hide (H200:
+as predicted so, 45 kernels of nineteen convolutions took 0.8 to 1.25 times as long)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,14 @@ class SharedShape(BoxShape):
         own = super().shared - self.stages * self.line * self.rows
         return own + self.left
 
+    def filled(self) -> Self:
+        """See ``SpecialisedShape``; 0 stages where there is no room for enough."""
+        # What lies behind the stages begins at a multiple of 1,024 bytes, as one line of each of 16 columns does not.
+        even = STAGE_BYTES // self.line
+        least, most = (PIECES, MOST_PIECES) if self.stays else (LEAST_PLACES * even, self.taps + 1)
+        ways = (replace(self, stages=stages) for stages in range(most - most % even, least - 1, -even))
+        return next((way for way in ways if way.shared <= MOST_SHARED), replace(self, stages=0))
+
 
 def shared_shapes_of(shape: BoxShape, windows: Windows) -> Iterator[SharedShape]:
     """The same block over shared pieces of the image, for each way to lay out its windows, with as many stages as there
@@ -92,11 +123,26 @@ def shared_shapes_of(shape: BoxShape, windows: Windows) -> Iterator[SharedShape]
         found = SharedShape(
             shape.rows, shape.columns, 1, turns=shape.turns, line=shape.line, stays=shape.stays, box=box,
             taps=shape.taps, parts=min(x.stride, (x.taps - 1) * x.dilation + 1), lines=lines, pitch=pitch)
-        # What lies behind the stages begins at a multiple of 1,024 bytes, as one line of each of 16 columns does not.
-        even = STAGE_BYTES // shape.line
-        least, most = (PIECES, MOST_PIECES) if shape.stays else (LEAST_PLACES * even, windows.taps + 1)
-        ways = (replace(found, stages=stages) for stages in range(most - most % even, least - 1, -even))
-        yield from [way for way in ways if way.shared <= MOST_SHARED][:1]
+        if (filled := found.filled()).stages:
+            yield filled
+
+
+def shared_pace(shape: SharedShape, windows: Windows, line: float, pace: Pace) -> Pace:
+    """What the time of such a block follows from, whose ``pace`` counts steps of channels, each of one place, and whose
+    lines take so many seconds: it goes through all places while the next piece comes, and stores strips of 64 windows
+    one after the other."""
+    x, y = windows.axes
+    # Of windows in steps a copy passes by the pixels of other remainders.
+    lines, weights = shape.parts * x.stride * shape.pitch * y.span(shape.box.sides[1]), shape.taps * shape.columns
+    apart = shape.turns > 1
+    strips = shape.rows // PANEL // (1 if apart else shape.groups)
+    ends = strips * STRIP * (BY_TURNS if apart else 1.0)
+    if shape.stays:  # before the first tile
+        ends, waits = ends + pace.stages * weights * line / pace.tiles, lines * line
+    else:
+        waits = max((lines + weights) * line, shape.taps * PLACE)
+    return replace(pace, flops=pace.flops * shape.taps, share=pace.share * SHARED_RATE, waits=waits,
+                   ends=ends - TILE_ENDS)
 
 
 class SharedText(BoxText):
