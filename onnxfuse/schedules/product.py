@@ -92,7 +92,7 @@ class Product(Schedule):
         "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks a multiprocessor",
         "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
         "line": "{line} bytes of a row at a time", "stays": "the right operand stays",
-        "shared": "windows share what they see of an image",
+        "shared": "windows share pieces of the image",
         "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
     products = MOST_BESIDE

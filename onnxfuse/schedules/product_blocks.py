@@ -111,6 +111,7 @@ STAYING = 1.06
 """How many times as fast tiles are multiplied at least whose right operand stays (H200: 1.02 to 1.4 for ten
 convolutions, 1.02 to 1.25 for products whose last stage is zeros in part)."""
 
+
 class Blocks(Tiles):
     """Blocks for the products of one region at its planned sizes.
 
@@ -165,11 +166,13 @@ class Blocks(Tiles):
 
     def _are_quicker(self, shared: Sequence[SharedShape], boxes: Sequence[SpecialisedShape]) -> bool:
         """Whether windows that share pieces of the image are expected to take less than those that do not."""
-        alone = [self.paces.pace(shape, 0) for shape in boxes if shape.split == 1]
-        if not shared or not alone or alone[0] is None:
+        first = next((shape for shape in boxes if shape.split == 1), None)
+        alone = None if first is None else self.paces.pace(first, 0)
+        if not shared or first is None or alone is None:
             return False
         pieces = self.paces.seconds(self.paces.shared(shared[0]))
-        return pieces < WORTH_PIECES * self.paces.seconds(alone[0])
+        behind = alone.tiles * self.paces.behind(first, alone.tiles)
+        return pieces < WORTH_PIECES * (self.paces.seconds(alone) + behind)
 
     def all_offered(self) -> list[ProductShape]:
         """The same of all tiles."""

@@ -51,6 +51,10 @@ elements and fewer, and of ``FAR`` and more.  With what follows, 44 kernels of c
 took 0.53 to 1.10 times as long as is predicted, half of them 0.93 and more (H100); by vectors, channels last, nothing
 was measured, and as much is taken for granted."""
 
+COLUMN = 0.3e-9
+"""Seconds of an instruction of what is computed of the sums of a column, of a strip of 64 rows (H200, of SiLU in six
+convolutions 0.2 to 0.4e-9)."""
+
 NEAR, FAR = 256, 1280
 """Of what is summed over."""
 
@@ -162,10 +166,15 @@ class Paces:
         assert self.tiles.boxed is not None
         size, rounds = self.parts.size, self.parts.rounds
         columns = shape.columns if rounds else max(shape.columns, NARROW)
+        tiles = -(-self.tiles.boxes_of(shape) // HOPPER_HAS)
         return shared_pace(shape, self.tiles.boxed[0].windows, self._line(LINE[size], LINE_ZEROS), Pace(
-            -(-self.tiles.boxes_of(shape) // HOPPER_HAS), self.tiles.channel_steps,
-            2 * shape.rows * columns * (shape.line // size),
-            SHARED_NARROW if rounds and columns <= NARROW else 1.0))
+            tiles, self.tiles.channel_steps, 2 * shape.rows * columns * (shape.line // size),
+            SHARED_NARROW if rounds and columns <= NARROW else 1.0, ends=self.behind(shape, tiles)))
+
+    def behind(self, shape: SpecialisedShape, tiles: int) -> float:
+        """Seconds that what is computed of sums takes each of so many tiles; by turns the other group hides that of all
+        but the last."""
+        return COLUMN * shape.strips * shape.columns * self.parts.follows / (tiles if shape.turns > 1 else 1)
 
     def seconds(self, pace: Pace) -> float:
         """What a multiprocessor's tiles take where large ones reach the rate of an H200's."""

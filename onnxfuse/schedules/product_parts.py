@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.integers import Numbers, numbers_of
+from onnxfuse.ir.scalars import FUNCTIONS
 from onnxfuse.ir.tensors import Contract, Expand, Reduce, Tensor
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Condition, Load, Puller, Rows, Scalar
+from onnxfuse.lowering.pull import Apply, Condition, Load, Puller, Rows, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import (
     divides,
@@ -27,6 +28,7 @@ from onnxfuse.schedules.kernel import (
     targets,
     vector_guards,
     vector_loads,
+    walk,
 )
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import Place, reached_in_part
@@ -119,6 +121,12 @@ class ProductParts(Multiplied):
         """Whether every result's neighbours along a loop are so in memory, where sizes divide."""
         lanes = self.lanes(loop, 1)
         return all(lanes.stride(place) == 1 for place in self.places)
+
+    @property
+    def follows(self) -> int:
+        """Instructions of what is computed of each sum, as ``Function`` counts them."""
+        applied = [scalar for scalar in walk(self.results) if isinstance(scalar, Apply)]
+        return sum(FUNCTIONS[each.function].instructions for each in applied if each.function in FUNCTIONS)
 
     def beside(self, lanes: Lanes) -> list[Load]:
         """Loads of an element for each result, rows of them where the results' are, such as a residual."""

@@ -164,6 +164,11 @@ class SpecialisedShape(ProductShape):
         return replace(self, stages=stages - stages % even)
 
     @property
+    def strips(self) -> int:
+        """Of 64 rows, how many a group has of a tile."""
+        return self.rows // 64 // (1 if self.turns > 1 else self.groups)
+
+    @property
     def windows(self) -> int:
         """Rows of which a group tells what it knows of a column."""
         return self.rows if self.turns > 1 else self.rows // self.groups

@@ -59,8 +59,7 @@ PLACE = 0.13e-6
 0.143)."""
 
 STRIP, BY_TURNS = 0.5e-6, 0.4
-"""Seconds in which a group stores what it has of 64 windows, and the share of that that the other does not hide (H200:
-as predicted so, 45 kernels of nineteen convolutions took 0.8 to 1.25 times as long)."""
+"""Seconds in which a group stores what it has of 64 windows, and the share of that that the other does not hide."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +127,13 @@ def shared_shapes_of(shape: BoxShape, windows: Windows) -> Iterator[SharedShape]
 
 
 def shared_pace(shape: SharedShape, windows: Windows, line: float, pace: Pace) -> Pace:
-    """What the time of such a block follows from, whose ``pace`` counts steps of channels, each of one place, and whose
-    lines take so many seconds: it goes through all places while the next piece comes, and stores strips of 64 windows
-    one after the other."""
+    """What the time of such a block follows from, whose ``pace`` counts steps of channels, each of one place, and what
+    a tile takes beside, and whose lines take so many seconds: it goes through all places while the next piece comes,
+    and stores strips of 64 windows one after the other."""
     x, y = windows.axes
     # Of windows in steps a copy passes by the pixels of other remainders.
     lines, weights = shape.parts * x.stride * shape.pitch * y.span(shape.box.sides[1]), shape.taps * shape.columns
-    apart = shape.turns > 1
-    strips = shape.rows // PANEL // (1 if apart else shape.groups)
-    ends = strips * STRIP * (BY_TURNS if apart else 1.0)
+    ends = pace.ends + shape.strips * STRIP * (BY_TURNS if shape.turns > 1 else 1.0)
     if shape.stays:  # before the first tile
         ends, waits = ends + pace.stages * weights * line / pace.tiles, lines * line
     else:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim
-from onnxfuse.ir.scalars import FUNCTIONS, TYPES
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract
-from onnxfuse.lowering.pull import Apply, Load
+from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES
 from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.kernel import HOPPER_HAS, Pace, walk
+from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import packed, source
 from onnxfuse.schedules.product_epilogue import Held
@@ -396,8 +396,6 @@ def tall_pace(tall: Tall, shape: TallShape, at: Callable[[Dim], int | None]) -> 
     if rows is None:
         return None
     turns = -(-rows // (HOPPER_HAS * ROWS))
-    applied = [scalar for scalar in walk(tall.parts.results) if isinstance(scalar, Apply)]
-    follows = sum(FUNCTIONS[each.function].instructions for each in applied if each.function in FUNCTIONS)
     steps = shape.depth * shape.size // STEP_BYTES
-    column = COLUMN + COLUMN_STEP * steps + ROWS * INSTRUCTION[shape.size] * follows
+    column = COLUMN + COLUMN_STEP * steps + ROWS * INSTRUCTION[shape.size] * tall.parts.follows
     return Pace(1, 1, 0, whole=WEIGHT * shape.columns * shape.depth + turns * (STEP * steps + shape.columns * column))
