@@ -186,7 +186,8 @@ def test_norms(seeds: Callable[[int], range]) -> None:
     for seed, drawn, made in made_regions(seeds(QUICK), Norms, 20, (), 1):
         assert made.kernel.schedule == "normed", (seed, drawn.text)
         # What is scaled is rounded once more than the product's own operands are.
-        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4, slack=2.0)
+        # Of two products that cancel each is rounded: a step of theirs is several of what is left.
+        check(made, inputs_of(drawn, made, seed), length=drawn.depth, misalign=False, limit=4, slack=4.0)
 
 
 def inputs_of(drawn: Part, made: Made, seed: int) -> dict[str, np.ndarray]:
