@@ -110,7 +110,10 @@ def test_regions(seeds: Callable[[int], range]) -> None:
         # Of a single pixel nothing is reduced, and the product scales its own operand.
         assert made.kernel.schedule == "gated" or set(drawn.space) == {1}, (seed, drawn.text)
         assert ("told[v]" in made.kernel.source) == drawn.ahead or set(drawn.space) == {1}, (seed, drawn.text)
-        check(made, smaller(made, drawn, seed), length=max(drawn.widths), misalign=False)
+        # Float32 is rounded to TF32 where there is no gate; a chain's rows are rounded, and the next one's sums cancel.
+        rounds = made.kernel.schedule != "gated" and made.kernel.rounds
+        check(made, smaller(made, drawn, seed), length=max(drawn.widths), misalign=False,
+              slack=2.0**13 if rounds else 4.0)
 
 
 def test_what_is_scaled_may_be_multiplied(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
