@@ -268,32 +268,30 @@ class Blocks(Tiles):
 
     def _may_stay(self, shape: SpecialisedShape) -> bool:
         """Whether all tiles have the same right operand, of certain size."""
+        columns, depth = self.parts.columns.value, self.parts.depth.value
+        return self._has_one and depth is not None and columns is not None and columns <= shape.columns
+
+    @property
+    def _has_one(self) -> bool:
+        """Whether there is one right operand, of floats, for all rows."""
         parts = self.parts
-        columns, depth = parts.columns.value, parts.depth.value
-        one = not parts.integers and len(parts.rights) == 1 and parts.batch.value == 1
-        return one and depth is not None and columns is not None and columns <= shape.columns
+        return not parts.integers and len(parts.rights) == 1 and parts.batch.value == 1
 
     def _shared(self, most: int) -> list[SharedShape]:
         """Of blocks whose windows share pieces of the image those that are expected to take least, of each tile the
         best."""
-        if self.boxed is None or not self._may_share():
+        if self.boxed is None or not self._has_one or self.boxed[1].across:
             return []
-        windows, line, steps = self.boxed[0].windows, self.boxed[0].line, self.channel_steps
+        windows, line = self.boxed[0].windows, self.boxed[0].line
         best = list[tuple[float, SharedShape]]()
         for rows, columns, turns in self._copying:
             shape = BoxShape(rows, columns, 1, turns=turns, taps=windows.taps, line=line)
-            ways = (shape, *([replace(shape, stays=steps * windows.taps)] if self._may_stay(shape) else []))
+            ways = (shape, *([replace(shape, stays=self.box_steps)] if self._may_stay(shape) else []))
             found = [(self.paces.seconds(self.paces.shared(each)), each)
                      for way in ways for each in shared_shapes_of(way, windows)]
             best += sorted(found, key=itemgetter(0))[:1]
         best.sort(key=lambda each: (each[0], each[1].rows * each[1].columns))
         return [shape for _, shape in best[:most]]
-
-    def _may_share(self) -> bool:
-        """Whether blocks are to be had whose windows do."""
-        parts = self.parts
-        assert self.boxed is not None
-        return not (parts.integers or len(parts.rights) > 1 or parts.batch.value != 1 or self.boxed[1].across)
 
     def _pairs(self) -> list[SpecialisedShape]:
         """Narrow blocks of which a multiprocessor may have two, where little is summed up: one computes what follows
@@ -303,10 +301,11 @@ class Blocks(Tiles):
             fitting = [columns for high, columns, _ in self._copying
                        if high == rows and columns <= NARROW and self._are_panels(columns)]
             shape = self._specialised_shape(rows, min(fitting, default=0), 1, turns=turns, blocks=2)
-            if not fitting or (turns > 1 and not self._may_stay(shape)):
+            may_stay = self._may_stay(shape)
+            if not fitting or (turns > 1 and not may_stay):
                 continue
-            stays = replace(shape, stays=self.steps if self._gain_by_staying() and self._may_stay(shape) else 0)
-            found += {shape.filled(): None, stays.filled(): None} if turns == 1 else [stays.filled()]
+            stays = replace(shape, stays=self.steps if self._gain_by_staying() and may_stay else 0)
+            found += [way.filled() for way in dict.fromkeys((shape, stays) if turns == 1 else (stays,))]
         return found
 
     def _are_panels(self, columns: int) -> bool:

@@ -85,6 +85,11 @@ class Boxed(Mapped):
         """Elements of a window in whole stages."""
         return self.staged * self.windows.taps
 
+    @property
+    def pieces(self) -> int:
+        """Stages of one place."""
+        return self.staged * self.size // self.line
+
     def boxed(self, box: Box, symbols: Mapping[str, str]) -> TensorMap:
         """What copies one place of all windows of a box, a stage's channels of it."""
         strides = (*(axis.stride for axis in self.windows.axes), 1)

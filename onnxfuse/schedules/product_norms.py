@@ -145,9 +145,10 @@ class _NormsWork:
         found = [replace(shape, moments=True).filled() for shape in self.work.blocks.offered(2 * MOST_TILES)
                  if isinstance(shape, SpecialisedShape) and shape.split == shape.blocks == 1
                  and not shape.columns % NARROW]
-        tried = [shape for several in (True, False) for shape in [
-            shape for shape in found if isinstance(shape, SharedShape) == several and shape.stages][:MOST_TILES]]
-        return {_choice(shape): shape for shape in sorted(tried, key=found.index) if self._parts(shape) is not None}
+        shared, alone = ([shape for shape in found if isinstance(shape, SharedShape) == several and shape.stages]
+                         for several in (True, False))
+        tried = (*shared[:MOST_TILES], *alone[:MOST_TILES])
+        return {_choice(shape): shape for shape in found if shape in tried and self._parts(shape) is not None}
 
     def _parts(self, shape: SpecialisedShape) -> int | None:
         """Of how many parts of an image's windows it tells what it knows; None where that is not certain."""
@@ -245,5 +246,4 @@ def _part(made: Kernel | Refusal, space: str) -> _Part | Refusal:
 
 def _choice(shape: SpecialisedShape) -> Choice:
     """As tuning writes it down."""
-    told = {name: value for name, value in shape.choice.settings if name in SETTINGS}
-    return Choice.of(NAME, **told)
+    return Choice.of(NAME, **{name: value for name, value in shape.choice.settings if name in SETTINGS})

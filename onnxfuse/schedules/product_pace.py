@@ -107,13 +107,7 @@ class Tiles:
     def box_steps(self) -> int:
         """Stages that a tile of boxes goes through."""
         assert self.boxed is not None
-        return self.boxed[0].depth * self.parts.size // self.boxed[0].line
-
-    @property
-    def channel_steps(self) -> int:
-        """The same of each place of the windows."""
-        assert self.boxed is not None
-        return self.boxed[0].staged * self.parts.size // self.boxed[0].line
+        return self.boxed[0].pieces * self.boxed[0].windows.taps
 
     def boxes_of(self, shape: BoxShape) -> int:
         """How many tiles of boxes of this shape there are."""
@@ -164,11 +158,11 @@ class Paces:
     def shared(self, shape: SharedShape) -> Pace:
         """The same of blocks whose windows share pieces of the image."""
         assert self.tiles.boxed is not None
-        size, rounds = self.parts.size, self.parts.rounds
+        boxed, size, rounds = self.tiles.boxed[0], self.parts.size, self.parts.rounds
         columns = shape.columns if rounds else max(shape.columns, NARROW)
         tiles = -(-self.tiles.boxes_of(shape) // HOPPER_HAS)
-        return shared_pace(shape, self.tiles.boxed[0].windows, self._line(LINE[size], LINE_ZEROS), Pace(
-            tiles, self.tiles.channel_steps, 2 * shape.rows * columns * (shape.line // size),
+        return shared_pace(shape, boxed.windows, self._line(LINE[size], LINE_ZEROS), Pace(
+            tiles, boxed.pieces, 2 * shape.rows * columns * (shape.line // size),
             SHARED_NARROW if rounds and columns <= NARROW else 1.0, ends=self.behind(shape, tiles)))
 
     def behind(self, shape: SpecialisedShape, tiles: int) -> float:

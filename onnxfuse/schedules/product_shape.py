@@ -166,7 +166,7 @@ class SpecialisedShape(ProductShape):
     @property
     def strips(self) -> int:
         """Of 64 rows, how many a group has of a tile."""
-        return self.rows // 64 // (1 if self.turns > 1 else self.groups)
+        return self.windows // 64
 
     @property
     def windows(self) -> int:

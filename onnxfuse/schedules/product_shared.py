@@ -156,13 +156,8 @@ class SharedText(BoxText):
         sizes: Mapping[str, str], first: int
     ) -> None:
         super().__init__(parts, operands, results, shape, sizes, first)
-        self.tile = shape
-        self.extents["k"] = self.end = str(self._depth)
-
-    @property
-    def _depth(self) -> int:
-        """Elements of all stages of a tile."""
-        return self.staged
+        self.tile, self.pieces = shape, operands[0].pieces
+        self.extents["k"] = self.end = str(self.staged if shape.stays else operands[0].depth)
 
     def _constants(self) -> list[str]:
         return [
@@ -225,57 +220,35 @@ class SharedText(BoxText):
 
     # ---- The groups that multiply. ----
 
-    def _summed(self) -> list[str]:
-        y, wide = self.windows.y, self.box.sides[0] // EIGHT
-        return [
-            f"for (idx start = 0; start < {self.end}; start += depth) {{",
-            *indented([
-                *self._step(),
-                "of::wait_for(here + turn, phase);",
-                f"const T* const stage = left_tiles + {self.piece} * parts * lines * depth;",
-                "of::products_begin();",
-                *unrolled("int i = 0; i < rows64; ++i", [
-                    f"const int strip = own_row / {PANEL} + i;",
-                    f"const int first_line = strip / {wide} * {EIGHT} * {y.stride} * pitch + strip % {wide} * {EIGHT};",
-                    *self._products(),
-                ]),
-                "of::products_asked();",
-                "// This stage is being multiplied; that before it may be filled.",
-                "of::products_done<1>();",
-                *self._freed(last=False),
-                "before = turn;",
-                "if (++turn == stages) turn = 0, phase ^= 1;",
-                *self._passed(),
-            ]),
-            "}",
-        ]
+    def _left_stage(self) -> list[str]:
+        return [f"const T* const stage = left_tiles + {self.piece} * parts * lines * depth;"]
 
     def _products(self) -> list[str]:
-        """Lines that multiply what a stage has of 64 windows."""
+        y, wide = self.windows.y, self.box.sides[0] // EIGHT
+        return [
+            f"const int strip = own_row / {PANEL} + i;",
+            f"const int first_line = strip / {wide} * {EIGHT} * {y.stride} * pitch + strip % {wide} * {EIGHT};",
+            *self._places(),
+        ]
+
+    def _places(self) -> list[str]:
+        """Lines that multiply the places that a stage has of 64 windows."""
         return unrolled("int tap = 0; tap < taps; ++tap", self._product(
             "right_tiles + (tap * staged + start) * columns", "start > 0 || tap > 0"))
 
     def _product(self, right: str, some: str) -> list[str]:
-        """The same of one place of them."""
+        """The same of one of them."""
         x, y = self.windows.axes
         across = f"tap % {x.taps} * {x.dilation}"
         line = f"{across} % {x.stride} * lines + tap / {x.taps} * {y.dilation} * pitch + {across} / {x.stride}"
         return [f"of::{self.lines_by}(", f"    sums[i], stage, {line} + first_line, {y.stride} * pitch, {right}, "
                 f"own_row, {some});"]
 
-    def _passed(self) -> list[str]:
-        """Lines that go on to the next stage's piece."""
-        return []
-
 
 class ByPlaceText(SharedText):
     """The same where weights come, those of one place with each stage."""
 
     piece, channel = "piece", "channel"
-
-    @property
-    def _depth(self) -> int:
-        return self.staged * self.windows.taps
 
     def _stage_bytes(self) -> str:
         return "((tap == 0 ? parts * seen : 0) + columns) * depth * (int)sizeof(T)"
@@ -284,12 +257,7 @@ class ByPlaceText(SharedText):
         return ["const int tap = (int)(start / depth % taps), channel = (int)(start / depth / taps) * depth;"]
 
     def _others_begun(self) -> list[str]:
-        return [f"int piece = {f'group == 1 ? {self._pieces} & 1 : 0' if self.apart else '0'};"]
-
-    @property
-    def _pieces(self) -> int:
-        """Pieces of the image that a tile takes."""
-        return self.staged * self.parts.size // self.tile.line
+        return [f"int piece = {f'group == 1 ? {self.pieces} & 1 : 0' if self.apart else '0'};"]
 
     def _piece_copied(self) -> list[str]:
         return ["if (tap == 0) {", *indented([*super()._piece_copied(), "piece ^= 1;"]), "}"]
@@ -298,10 +266,10 @@ class ByPlaceText(SharedText):
         return ["{", *indented(self._place_copied(operand, self._right_stage())), "}"]
 
     def _summed(self) -> list[str]:
-        other = ["// The other group's tile.", f"piece ^= {self._pieces} & 1;"] if self.apart else []
+        other = ["// The other group's tile.", f"piece ^= {self.pieces} & 1;"] if self.apart else []
         return [*super()._summed(), *other]
 
-    def _products(self) -> list[str]:
+    def _places(self) -> list[str]:
         return self._product(self._right_stage(), "start > 0")
 
     def _passed(self) -> list[str]:

@@ -307,21 +307,35 @@ class SpecialisedText(AsidesText):
         return [
             f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
             *indented([
+                *self._step(),
                 "of::wait_for(here + turn, phase);",
+                *self._left_stage(),
                 "of::products_begin();",
-                *unrolled("int i = 0; i < rows64; ++i", [
-                    f"of::{self._multiplies()}(",
-                    f"    sums[i], left_tiles + turn * rows * depth, {self._right_stage()}, "
-                    f"own_row + i * 64, start > {self.start});"]),
+                *unrolled("int i = 0; i < rows64; ++i", self._products()),
                 "of::products_asked();",
                 "// This stage is being multiplied; that before it may be filled.",
                 "of::products_done<1>();",
                 *self._freed(last=False),
                 "before = turn;",
                 "if (++turn == stages) turn = 0, phase ^= 1;",
+                *self._passed(),
             ]),
             "}",
         ]
+
+    def _left_stage(self) -> list[str]:
+        """Lines that say where what a stage has of the left operand lies, where it does not lie by itself."""
+        return []
+
+    def _products(self) -> list[str]:
+        """Lines that multiply what a stage has of 64 rows."""
+        return [f"of::{self._multiplies()}(",
+                f"    sums[i], left_tiles + turn * rows * depth, {self._right_stage()}, "
+                f"own_row + i * 64, start > {self.start});"]
+
+    def _passed(self) -> list[str]:
+        """Lines that go on to the next stage's left operand, where that does not follow its turn."""
+        return []
 
     def _sums(self) -> str:
         return "float sums[rows64][columns / 8][4];"
