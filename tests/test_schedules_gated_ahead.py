@@ -99,7 +99,7 @@ def test_an_image_of_nothing_finite() -> None:
 
 def test_blocks_in_any_order() -> None:
     """Nobody reads what another block of the same launch tells."""
-    made = make(text_of(channels=480, few=40), 20)
+    made = make(text_of(channels=480, few=20), 20)
     first = made.kernel.plan.variants[0]
     assert first.launches[1].cluster == ("4", "1", "1")
     check(only(made, [first]), inputs_of(made, {"N": 2, "H": 9, "W": 8}), length=480, misalign=False, limit=1, orders=["backward", 3],

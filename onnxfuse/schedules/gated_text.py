@@ -4,7 +4,7 @@ A block keeps an image's row as float32 in shared memory.  Neighbouring lanes sh
 of its weights, and what comes of the sum goes into the row that the next product reads, in the shared memory of all
 blocks of the cluster; the last one's goes to memory.  Weights are read as they lie, along what is summed over, and
 before rows are known, as far as registers hold them: what each product would wait for memory is waited for once.  The
-first row is read, or computed of its sums, which are told in parts.
+first row is read, or computed of its sums, which are told in parts: each block adds up those of its own channels.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def rows_of(stages: Sequence[Stage]) -> int:
 
 def shared(stages: Sequence[Stage], shape: GateShape) -> int:
     """Bytes of a block's shared memory: these rows, and what its threads, or warps, have of sums."""
-    first = stages[0].depth
-    found = [groups_of(first) * first] if first < THREADS else []
+    first = -(-stages[0].depth // shape.blocks)
+    found = [groups_of(first) * first] if first < THREADS or shape.blocks > 1 else []
     found += [-(-stage.columns // shape.blocks) * -(-stage.lanes(shape) // LANES) for stage in stages]
     return 4 * (rows_of(stages) + max(found))
 
@@ -176,6 +176,7 @@ class GateText:
             f"constexpr int blocks = {self.shape.blocks}, threads = {THREADS};",
             "const int rank = blockIdx.x % blocks;",
             "const idx m = blockIdx.x / blocks;",
+            *(["of::begin_cluster<blocks>();"] if self._divides else []),
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             f"float* const beside = reinterpret_cast<float*>(of_dynamic) + {rows_of(self.stages)};",
             *(f"float* const row{place} = reinterpret_cast<float*>(of_dynamic) + {start};"
@@ -195,17 +196,24 @@ class GateText:
         return [f"for (int i = threadIdx.x; i < {depth}; i += threads) "
                 f"row0[i] = of::value(i{self.given}[m * (idx){depth} + i]);"]
 
+    @property
+    def _divides(self) -> bool:
+        """Whether blocks add up the sums of their own channels, for all of them."""
+        return self.mean is not None and self.shape.blocks > 1
+
     def _means(self, mean: Mean) -> list[str]:
         """Lines that compute it of its sums; threads add up different parts of a channel where there are more of them.
         """
         depth = self.stages[0].depth
-        groups = groups_of(depth)
+        groups = groups_of(-(-depth // self.shape.blocks) if self._divides else depth)
         summed = [
             "float sum = 0.0f;",
             f"const auto* const from = i{self.given} + m * {PARTS} * depth + column;",
             f"#pragma unroll {AT_ONCE}",
             f"for (int part = group; part < (int){PARTS}; part += groups) sum += from[(idx)part * depth];",
         ]
+        if self._divides:
+            return self._own_means(mean, groups, summed)
         if groups == 1:
             return [f"constexpr int depth = {depth}, groups = 1, group = 0;",
                     "for (int column = threadIdx.x; column < depth; column += threads) {",
@@ -224,13 +232,41 @@ class GateText:
             "}",
         ]
 
+    def _own_means(self, mean: Mean, groups: int, summed: Sequence[str]) -> list[str]:
+        """The same of a block's own channels, as ``summed`` adds up a group's parts of one."""
+        return [
+            f"constexpr int depth = {self.stages[0].depth}, groups = {groups}, per = (depth + blocks - 1) / blocks;",
+            "for (int item = threadIdx.x; item < groups * per; item += threads) {",
+            "  const int group = item / per, column = of::imin(rank * per + item % per, depth - 1);",
+            *indented([*summed, "beside[item] = sum;"]),
+            "}",
+            "__syncthreads();",
+            "// All blocks have begun: what lies in their shared memory may be written.",
+            "of::wait_in_cluster<blocks>();",
+            "for (int local = threadIdx.x; local < per && rank * per + local < depth; local += threads) {",
+            *indented([
+                "const int column = rank * per + local;",
+                "float sum = beside[local];",
+                *unrolled("int other = 1; other < groups; ++other", ["sum += beside[other * per + local];"]),
+                *self._mean(mean),
+            ]),
+            "}",
+        ]
+
     def _mean(self, mean: Mean) -> list[str]:
         """Lines that compute an element of it of a sum, rounded as it is declared."""
         writer = Writer(mean.lanes, self.sizes, lambda scalar: "sum" if mean.is_sum(scalar) else None)
         made, kind = writer.scalar(mean.element), TYPES[mean.element.dtype]
         kept = made if kind.size == 4 else f"of::round_to<{kind.storage}>({made})"
         return ["const idx k = column;", "constexpr int v = 0, width = 1;", *writer.upto(Scope.LANE),
-                f"row0[column] = {kept};"]
+                *self._told("row0 + column", kept)]
+
+    def _told(self, to: str, value: str) -> list[str]:
+        """Lines that store a number of a row in the shared memory of all blocks."""
+        if self.shape.blocks == 1:
+            return [f"*({to}) = {value};"]
+        return [f"const float told = {value};", *unrolled("int other = 0; other < blocks; ++other", [
+            f"*const_cast<float*>(of::of_block({to}, other)) = told;"])]
 
     @property
     def _meet(self) -> str:
@@ -371,12 +407,4 @@ class GateText:
         if place + 1 == len(self.stages):
             return [*lines, f"*({target}) = of::Store<{kind.storage}>::from({made});"]
         kept = made if kind.size == 4 else f"of::round_to<{kind.storage}>({made})"
-        to = f"row{place + 1} + column"
-        if self.shape.blocks == 1:
-            return [*lines, f"*({to}) = {kept};"]
-        return [
-            *lines,
-            f"const float found = {kept};",
-            *unrolled("int other = 0; other < blocks; ++other", [
-                f"*const_cast<float*>(of::of_block({to}, other)) = found;"]),
-        ]
+        return [*lines, *self._told(f"row{place + 1} + column", kept)]
