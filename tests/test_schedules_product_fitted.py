@@ -123,6 +123,15 @@ def test_two_blocks_by_turns(depth: int, stay: bool) -> None:
             check(way, random_inputs(way, {"M": rows}), length=depth, limit=1, misalign=False, multiprocessors=1)
 
 
+@pytest.mark.parametrize(("rows", "depth", "columns", "first"), [
+    (102400, 96, 64, True), (100352, 64, 64, True), (67585, 128, 40, True), (67456, 96, 64, False), (102400, 136, 64, False), (102400, 96, 72, False)])
+def test_two_blocks_by_turns_are_the_first_of_many_short_tiles(rows: int, depth: int, columns: int, first: bool) -> None:
+    """Four tiles of 128 rows for each multiprocessor, of two stages, and all columns in 64."""
+    planned = {"M": rows, "K": depth, "N": columns}
+    entry = product(text("SiLU").replace("K]", f"{depth}]").replace("[K", f"[{depth}").replace("N", str(columns)), planned=planned).kernel.entry
+    assert ("specialised2_beside2" in entry) == first
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_two_blocks_of_a_gate(across: bool) -> None:
     """Where each product's half of the columns is copied as it lies; not where whole panels are."""

@@ -79,6 +79,12 @@ PAIRED_STEPS = 4
 times as long as the best of others where that is 64 or 128 elements, 0.98 where it is 256, 1.19 where 512; with SiLU
 0.84 to 1.06 (H200)."""
 
+PAIRED_FIRST, PAIRED_TILES = 2, 4
+"""Such stages up to which, and tiles of 128 rows a multiprocessor from which on two blocks by turns are the first (H200,
+beside the best of others: of 102,400 rows of 96 to 64, SiLU, 11.2 microseconds for 12.5, of 64 to 32 7.1 for 7.8, of
+100,352 rows of 96 to 24 without what follows 8.3 for 8.4; of 144 to 24 11.2 for 10.7, and of 25,088 of 144 to 40 5.7 for
+5.2)."""
+
 CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
 """How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
 of the GPU, and leave multiprocessors over).  In two turns they take longer than blocks alone."""
@@ -185,7 +191,11 @@ class Blocks(Tiles):
         blocks = [
             (self._specialised_shape(rows, columns, 1, turns=turns), self.count(rows, columns), rate)
             for (rows, columns, turns), rate in self._copying.items() if self._are_panels(columns)]
-        return [*self._quickest(most, blocks, self.steps), *self._pairs()]
+        found, pairs = self._quickest(most, blocks, self.steps), self._pairs()
+        by_turns = [shape for shape in pairs if shape.turns > 1 and shape.rows == PAIRED[-1][0]]
+        first = by_turns if self.steps <= PAIRED_FIRST and not self.parts.rounds and self.count(
+            PAIRED[-1][0], NARROW) >= PAIRED_TILES * HOPPER_HAS else []
+        return [*first, *found, *(shape for shape in pairs if shape not in first)]
 
     def _fitted(self) -> dict[tuple[int, int, int], float]:
         """Tiles that are as wide as the results, or an even part of them, where of all others more would be empty; and
