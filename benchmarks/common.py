@@ -181,6 +181,14 @@ def _answer(connection: Connection, function: Callable[..., Any], arguments: Seq
     connection.close()
 
 
+networks_option = click.option(
+    "--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO, show_default=False,
+    help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
+
+quantised_option = click.option(
+    "--quantised", "integers", is_flag=True, help="With products and convolutions of 8-bit integers.")
+
+
 def row_options(dry_run: str, seconds: float) -> Callable[[Command], Command]:
     """Options of a benchmark that profiles rows of the zoo: its function takes ``names``, ``target``, ``dry_run``,
     ``jobs``, ``seconds`` and ``out``.

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from common import ZOO, ApartError, apart, measured_on, packed, table
-from zoo import Row, choose, networks_option, quantised_option
+from common import ZOO, ApartError, apart, measured_on, networks_option, packed, quantised_option, table
+from zoo import Row, choose
 
 from onnxfuse import tuning
 from onnxfuse.measuring.database import open_database

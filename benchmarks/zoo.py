@@ -31,7 +31,20 @@ from typing import Any
 
 import click
 import onnx
-from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, measured_on, packed, table, write_results
+from common import (
+    RESULTS,
+    ZOO,
+    ApartError,
+    apart,
+    environment,
+    hydrate,
+    measured_on,
+    networks_option,
+    packed,
+    quantised_option,
+    table,
+    write_results,
+)
 from quantising import quantised
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
@@ -365,15 +378,6 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
     except ValueError as error:
         raise click.BadParameter(f"{error}; write 1.3, each=1.0, llama=1.5 or wall:unet=1.5",
                                  param_hint="--least") from error
-
-
-networks_option = click.option(
-    "--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO, show_default=False,
-    help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
-
-
-quantised_option = click.option(
-    "--quantised", "integers", is_flag=True, help="With products and convolutions of 8-bit integers.")
 
 
 @click.command(help=__doc__.split("\n")[0])

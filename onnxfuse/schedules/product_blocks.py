@@ -80,10 +80,10 @@ times as long as the best of others where that is 64 or 128 elements, 0.98 where
 0.84 to 1.06 (H200)."""
 
 PAIRED_FIRST, PAIRED_TILES = 2, 4
-"""Such stages up to which, and tiles of 128 rows a multiprocessor from which on two blocks by turns are the first (H200,
-beside the best of others: of 102,400 rows of 96 to 64, SiLU, 11.2 microseconds for 12.5, of 64 to 32 7.1 for 7.8, of
-100,352 rows of 96 to 24 without what follows 8.3 for 8.4; of 144 to 24 11.2 for 10.7, and of 25,088 of 144 to 40 5.7 for
-5.2)."""
+"""Such stages up to which, and tiles of 128 rows a multiprocessor from which on two blocks by turns are the first
+(H200, beside the best of others: of 102,400 rows of 96 to 64, SiLU, 11.2 microseconds for 12.5, of 64 to 32 7.1 for
+7.8, of 100,352 rows of 96 to 24 without what follows 8.3 for 8.4; of 144 to 24 11.2 for 10.7, and of 25,088 of 144 to
+40 5.7 for 5.2)."""
 
 CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
 """How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
