@@ -25,7 +25,7 @@ from common import table
 from region_times import NAMED, figure, timed_fusion, torch_beside, torch_microseconds, typed_command
 
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.schedules.attention import Attention
+from onnxfuse.schedules.attentions.attention import Attention
 
 MEAN = {"float16": 1.05, "float": 1 / 1.5}
 """How many times as long as PyTorch's fastest the best way may take, in the mean, by type."""

@@ -20,7 +20,7 @@ from region_times import RegionResult, figure, timed, typed_command
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.schedules import Kernel
-from onnxfuse.schedules.cached import NAME
+from onnxfuse.schedules.composed.cached import NAME
 from onnxfuse.tuning.subjects import subjects_of
 
 SLACK = 1.02

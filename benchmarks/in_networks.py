@@ -54,8 +54,8 @@ SIZES = {kind.name: kind.size for kind in TYPES.values()}
 """Bytes of an element, by the type as PyTorch calls it."""
 
 OTHERS = ("_of_all_", "_of_each_", "_of_mean_", "_of_scale_")
-"""In the names of launches that compute no convolution: of a norm behind one (``schedules.product_norms``), of means
-and what is scaled around a squeeze (``schedules.gated``)."""
+"""In the names of launches that compute no convolution: of a norm behind one (``schedules.products.norms``), of means
+and what is scaled around a squeeze (``schedules.composed.gated``)."""
 
 SHORT = 1.0
 """Microseconds under which two times are the same: what a clock tells apart of a kernel in a network."""

@@ -27,7 +27,7 @@ from region_times import RegionResult, chosen, conclude, figure, graph, options,
 from onnxfuse.folding import LAYOUTS
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
-from onnxfuse.schedules.product import Product
+from onnxfuse.schedules.products.product import Product
 from onnxfuse.tuning.subjects import Subject, subjects_of
 
 OPSET = 19

@@ -31,8 +31,8 @@ from softmax_passes import reading_again
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.schedules import Kernel, make_kernel, reduction
-from onnxfuse.schedules.peel import LONG_ODD_ROW
-from onnxfuse.schedules.rows import IN_SHARED
+from onnxfuse.schedules.reductions.peel import LONG_ODD_ROW
+from onnxfuse.schedules.reductions.rows import IN_SHARED
 from onnxfuse.tuning.subjects import Subject, subjects_of
 
 SHAPES = ((4096, 50_257), (2048, 100_353), (4096, 16_385), (16_384, 4097), (65_536, 1025), (262_144, 197),

@@ -34,8 +34,8 @@ from region_times import (
 )
 
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.schedules.product import Product
-from onnxfuse.schedules.product_rows import ProductRows
+from onnxfuse.schedules.products.product import Product
+from onnxfuse.schedules.products.rows import ProductRows
 
 BARE, AROUND = 1 / 0.9, 1.10
 """How many times PyTorch's bare product the best way may take: in the mean of those that are bare, and with more."""

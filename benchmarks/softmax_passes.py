@@ -29,7 +29,7 @@ from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, make_kernel, phases
 from onnxfuse.schedules.kernel import STREAM
-from onnxfuse.schedules.rows import IN_SHARED, SHARED
+from onnxfuse.schedules.reductions.rows import IN_SHARED, SHARED
 from onnxfuse.tuning.subjects import Subject, subjects_of
 
 SLACK = 1.05

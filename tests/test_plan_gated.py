@@ -257,7 +257,7 @@ def test_verification_with_a_convolution_ahead(runner: type[EmulatedRunner]) -> 
 @pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
 def test_verification_with_a_product_behind(runner: type[EmulatedRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are."""
-    monkeypatch.setattr("onnxfuse.schedules.product_tall.LEAST_ROWS", 0)
+    monkeypatch.setattr("onnxfuse.schedules.products.tall.LEAST_ROWS", 0)
     nodes = SPELLINGS["timm"].replace("y = Mul(x, g)", "z = Mul(x, g) k = Conv(z, sq) y = Relu(k)")
     made = fuse(model_ahead(nodes, channels=24, few=8, size=12), least_gain=0.0, dims={"N": 2})
     (region,) = gated(made)

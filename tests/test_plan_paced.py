@@ -24,7 +24,7 @@ from onnxfuse.planning.cost import BESIDE_COPY, TILES_COPY
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.rewriting import layout_record
-from onnxfuse.schedules.attention import ROUNDED_ALONE, ROUNDED_SHARE, TOGETHER_SHARE
+from onnxfuse.schedules.attentions.attention import ROUNDED_ALONE, ROUNDED_SHARE, TOGETHER_SHARE
 from onnxfuse.schedules.kernel import STAGE_WAITS, TILE_BEGINS, TILE_ENDS
 from onnxfuse.tuning import TuneOptions, tune
 

@@ -14,7 +14,7 @@ from kernel_harness import Made, check, random_inputs
 from random_regions import Text, made_regions
 from reference import Array
 
-from onnxfuse.schedules import product_tall
+from onnxfuse.schedules.products import tall
 
 QUICK = 8
 """Regions that are tried where no more are asked for."""
@@ -118,7 +118,7 @@ def test_regions(seeds: Callable[[int], range]) -> None:
 
 def test_what_is_scaled_may_be_multiplied(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
     """By warps that hold what they read, however few rows there are, and as parts of which each has a kernel."""
-    monkeypatch.setattr(product_tall, "LEAST_ROWS", 0)
+    monkeypatch.setattr(tall, "LEAST_ROWS", 0)
     ran = 0
     for seed, drawn, made in made_regions(seeds(2 * QUICK), Multiplied, 20, ("product-structure",), 12):
         if not drawn.multiplied or set(drawn.space) == {1}:

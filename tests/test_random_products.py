@@ -19,7 +19,7 @@ from kernel_harness import attempt, check, only, parse, short_inputs, told
 
 from onnxfuse.emulator import EmulatorError
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import product_tall
+from onnxfuse.schedules.products import tall
 
 QUICK = 16
 """Products that are tried where no more are asked for."""
@@ -139,7 +139,7 @@ def test_products(seeds: Callable[[int], range]) -> None:
 
 def test_tall_and_skinny_products(seeds: Callable[[int], range], monkeypatch: pytest.MonkeyPatch) -> None:
     """Any that warps may go through by themselves, however few rows it has."""
-    monkeypatch.setattr(product_tall, "LEAST_ROWS", 0)
+    monkeypatch.setattr(tall, "LEAST_ROWS", 0)
     drawn, ran = seeds(2 * QUICK), 0
     for seed in drawn:
         one = Drawn(seed)
@@ -149,7 +149,7 @@ def test_tall_and_skinny_products(seeds: Callable[[int], range], monkeypatch: py
             told(made, choice, planned) for choice in made.kernel.choices if "alone" in dict(choice.settings))]
         for way in ways:
             variants = [replace(each, guards=()) for each in way.kernel.plan.variants
-                        if each.launches and each.launches[0].kernel.startswith(product_tall.TALL)]
+                        if each.launches and each.launches[0].kernel.startswith(tall.TALL)]
             if not variants:
                 continue
             ran += 1

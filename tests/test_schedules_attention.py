@@ -14,7 +14,7 @@ from kernel_harness import Made, arguments, check, make, random_inputs, refused
 
 from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.schedules import parse_choice
-from onnxfuse.schedules.attention_parts import AttentionParts, parts_of
+from onnxfuse.schedules.attentions.parts import AttentionParts, parts_of
 
 PLAIN = ("g (T[B,H,S,64] q, T[B,H,K,64] k, T[B,H,K,64] v) => (T[B,H,S,64] y) <T f = {2}> "
          "{ t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) c = Div(s, f) p = Softmax(c) y = MatMul(p, v) }")

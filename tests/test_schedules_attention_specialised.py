@@ -18,7 +18,7 @@ from test_schedules_attention import MASKED, PLAIN, SPELLINGS, attention
 
 from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.schedules import Choice
-from onnxfuse.schedules.product_maps import Mapped
+from onnxfuse.schedules.products.maps import Mapped
 
 PLANNED = {"B": 1, "H": 2, "N": 2, "G": 1, "S": 200, "K": 300}
 

@@ -13,7 +13,7 @@ from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, make, random_inputs
 
 from onnxfuse.ir.tensors import Contract, postorder
-from onnxfuse.schedules.attention_parts import AttentionParts, parts_of
+from onnxfuse.schedules.attentions.parts import AttentionParts, parts_of
 
 PLACES = ("qs = Shape<start = -2, end = -1>(q) ks = Shape<start = -2, end = -1>(k) S = Squeeze(qs) K = Squeeze(ks) past = Sub(K, S) "
           "cols = Range(nought, K, once) row = Range(nought, S, once) rows = Unsqueeze(row, axis) own = Add(rows, past) ")

@@ -20,8 +20,8 @@ from test_schedules_online import rows_of_edges
 from test_schedules_split import taken
 
 from onnxfuse.schedules import Kernel, Request, make_kernel
-from onnxfuse.schedules.peel import LONG_ODD_ROW
-from onnxfuse.schedules.rows import IN_SHARED, SHARED
+from onnxfuse.schedules.reductions.peel import LONG_ODD_ROW
+from onnxfuse.schedules.reductions.rows import IN_SHARED, SHARED
 
 TEXTS = {
     "softmax": "g (T[B,L] x) => (T[B,L] y) { s = Relu(x) y = Softmax(s) }",

@@ -213,7 +213,7 @@ LARGE = {"M": 4096, "K": 4096, "N": 4096}
     ((64, 64, 2), "float16")])
 def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], kind: str) -> None:
     """Parts of tiles, several of them a block and many stages of each, in any order of the threads."""
-    monkeypatch.setattr("onnxfuse.schedules.product_blocks.SPECIALISED", {block: 1.0})
+    monkeypatch.setattr("onnxfuse.schedules.products.blocks.SPECIALISED", {block: 1.0})
     (made,) = specialised(product(PLAIN, kind, LARGE), LARGE)
     for sizes, multiprocessors, order in (
             ({"M": 1, "K": 8, "N": 8}, 132, "forward"), ({"M": 197, "K": 200, "N": 136}, 1, "backward"),
@@ -257,7 +257,7 @@ def test_results_that_go_ways_of_their_own(case: str) -> None:
 def test_a_third_of_tiles_that_a_warp_copies(
     monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], across: bool
 ) -> None:
-    monkeypatch.setattr("onnxfuse.schedules.product_blocks.SPECIALISED_OF_THREE", {block: 1.0})
+    monkeypatch.setattr("onnxfuse.schedules.products.blocks.SPECIALISED_OF_THREE", {block: 1.0})
     text = APART["three"]
     if not across:
         text = text.replace("T[K,N]", "T[N,K]").replace("{ p = MatMul(a, b)", (

@@ -11,7 +11,7 @@ import pytest
 from kernel_harness import Made, check, compile_all, random_inputs
 from test_schedules_product import LARGE, product, specialised
 
-from onnxfuse.schedules.product_boxes import Box
+from onnxfuse.schedules.products.boxes import Box
 from onnxfuse.schedules.source import Source
 
 BROUGHT = {
@@ -60,7 +60,7 @@ def brings(way: Made) -> bool:
 
 @pytest.fixture(autouse=True)
 def every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 12)
+    monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 12)
 
 
 @pytest.mark.parametrize("case", [*BROUGHT, *OTHERWISE])

@@ -14,9 +14,9 @@ from kernel_harness import Made, arguments, check, make, only, random_inputs, sh
 
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Pace
-from onnxfuse.schedules.product_boxes import Box, box_of
-from onnxfuse.schedules.product_maps import line_of
-from onnxfuse.schedules.product_windows import WindowAxis, Windows
+from onnxfuse.schedules.products.boxes import Box, box_of
+from onnxfuse.schedules.products.maps import line_of
+from onnxfuse.schedules.products.windows import WindowAxis, Windows
 
 LAST = "x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v)"
 PLAIN = ("g (T[2,9,11,64] t, T[72,3,3,64] v, T[72] b) => (T[2,9,11,72] y) "

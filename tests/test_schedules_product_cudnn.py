@@ -19,7 +19,7 @@ from onnxfuse.ir.exact import exactly
 from onnxfuse.lowering.launch import EXTENDED, LaunchPlan
 from onnxfuse.lowering.routines import ROUTINES
 from onnxfuse.schedules import SCHEDULES, Choice, Kernel, Request, make_kernel, parse_choice, sharing, words
-from onnxfuse.schedules.product_cudnn import RANKS
+from onnxfuse.schedules.products.cudnn import RANKS
 
 IMAGES = "i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)"
 BACK = "Transpose<perm = [0,2,3,1]>"

@@ -12,7 +12,7 @@ from kernel_harness import Made, check, make, random_inputs, short_inputs
 from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.lowering.pull import Apply, Condition, Load, Scalar, Select
-from onnxfuse.schedules.product_cut import in_one
+from onnxfuse.schedules.products.cut import in_one
 
 LAST = "i = Transpose<perm = [0,3,1,2]>(x) k = Transpose<perm = [0,3,1,2]>(w)"
 

@@ -13,7 +13,7 @@ import test_schedules_tf32
 from kernel_harness import arguments, check, compile_all, random_inputs
 from test_schedules_product import product, specialised
 
-from onnxfuse.schedules.product_blocks import SPECIALISED
+from onnxfuse.schedules.products.blocks import SPECIALISED
 
 BEHIND = {
     "SiLU": ("", "s = Add(p, c) t = Sigmoid(s) y = Mul(s, t)"),
@@ -56,7 +56,7 @@ def test_columns_are_those_of_the_results_where_others_would_be_empty(
 @pytest.mark.parametrize("behind", BEHIND)
 def test_results(behind: str, columns: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tiles and parts of them, several of them a block."""
-    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+    monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 9)
     planned = {"M": 25088, "K": 72, "N": columns}
     found = [way for way in specialised(product(text(behind), kind, planned), planned)
              if way.kernel.choice is None or way.kernel.choice["columns"] not in (128, 192, 256)]
@@ -72,7 +72,7 @@ def test_results(behind: str, columns: int, kind: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("columns", [24, 96])
 def test_convolutions(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose windows are copied in boxes."""
-    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+    monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 9)
     sizes: Mapping[str, int] = {}
     found = specialised(product(CONVOLUTION.replace("K]", "64]").replace("N]", f"{columns}]").replace("[N,", f"[{columns},")), sizes)
     fitted = [way for way in found if way.kernel.choice is not None and way.kernel.choice["columns"] in (32, 96)]
@@ -85,7 +85,7 @@ def test_convolutions(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("columns", [24, 96])
 def test_float32(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded to TF32 as tiles are copied."""
-    monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+    monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 9)
     sizes: Mapping[str, int] = {"M": 197, "K": 72, "N": columns}
     made = test_schedules_tf32.product(text("SiLU"), planned={**sizes, "M": 25088})
     fitted = [way for way in specialised(made, {**sizes, "M": 25088})

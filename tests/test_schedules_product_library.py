@@ -15,7 +15,7 @@ from onnxfuse.lowering.launch import EXTENDED, LaunchPlan
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.schedules import SCHEDULES, Choice, Kernel, parse_choice, sharing, words
-from onnxfuse.schedules.product_library import RANKS
+from onnxfuse.schedules.products.library import RANKS
 from onnxfuse.schedules.source import Source
 
 REGIONS = {

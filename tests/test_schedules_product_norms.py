@@ -12,7 +12,7 @@ import pytest
 from kernel_harness import Made, attempt, check, make, only, parse, random_inputs, refused, short_inputs, told
 
 from onnxfuse.ir.scalars import FLOAT
-from onnxfuse.schedules.product_norms import ProductNorms
+from onnxfuse.schedules.products.norms import ProductNorms
 
 LAST = "x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v)"
 NORM = ("r = Reshape(c, d) i = InstanceNormalization(r, o, u) j = Reshape(i, f) m = Mul(j, s) a = Add(m, e) "

@@ -17,10 +17,10 @@ from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import TILE_BEGINS, Pace
-from onnxfuse.schedules.product_boxes import Box, BoxShape
-from onnxfuse.schedules.product_pace import MULTIPLIED
-from onnxfuse.schedules.product_shared import SharedShape, shared_shapes_of
-from onnxfuse.schedules.product_windows import WindowAxis, Windows
+from onnxfuse.schedules.products.boxes import Box, BoxShape
+from onnxfuse.schedules.products.pace import MULTIPLIED
+from onnxfuse.schedules.products.shared import SharedShape, shared_shapes_of
+from onnxfuse.schedules.products.windows import WindowAxis, Windows
 
 PLAIN = ("g (T[N,H,W,64] t, T[72,3,3,64] v, T[72] b) => (T[N,H,W,72] y) "
          f"{{ {LAST} c = Conv<pads = [1,1,1,1]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }}")
@@ -72,7 +72,7 @@ def test_windows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of several tiles each, and in any order; in steps those of several strips too, which are never first."""
     text, planned, sizes = CASES[case]
     if case.startswith("steps"):
-        monkeypatch.setattr("onnxfuse.schedules.product.MOST_TILES", 9)
+        monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 9)
     for kind in ("float16", "bfloat16", "float") if case in PLAINEST else ("float16",):
         for made in shared(text, kind, {**LARGE, **planned}):
             inputs = short_inputs(made, {**SMALL, **sizes})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kernel_harness import Made, arguments, check, make, only, random_inputs, told, variants_that_hold
 
-from onnxfuse.schedules.product_shape import SpecialisedShape
+from onnxfuse.schedules.products.shape import SpecialisedShape
 
 FEW = {"M": 128, "K": 4096, "N": 128}
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("short_shares")
 @pytest.fixture
 def short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage for each block is enough, and every tile is worth it."""
-    monkeypatch.setattr("onnxfuse.schedules.product_blocks.LEAST_STEPS", 1)
+    monkeypatch.setattr("onnxfuse.schedules.products.blocks.LEAST_STEPS", 1)
 
 
 def ways(text: str, planned: Mapping[str, int], kind: str = "float16") -> list[Made]:

@@ -12,7 +12,7 @@ from kernel_harness import Made, check, make, only, random_inputs, short_inputs,
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Kernel
-from onnxfuse.schedules.product_tall import LEAST_ROWS
+from onnxfuse.schedules.products.tall import LEAST_ROWS
 
 ROWS = {"N": 2 * LEAST_ROWS}
 SILU = ("g (T[N,24] x, T[144,24] w, T[144] b) => (T[N,144] y) "

@@ -9,7 +9,7 @@ import pytest
 from kernel_harness import Made, check, random_inputs, short_inputs
 from test_schedules_product import product
 
-from onnxfuse.schedules.product_pace import RESULT_ALONE, SHORTER
+from onnxfuse.schedules.products.pace import RESULT_ALONE, SHORTER
 
 PLAIN = "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"
 TRANSPOSED = "g (T[M,K] a, T[N,K] b, T[N] c) => (T[M,N] y) { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }"

@@ -9,8 +9,8 @@ import pytest
 from kernel_harness import Made, check, failures, make, random_inputs, refused, short_inputs
 from reference import Array
 
+from onnxfuse.schedules.reductions.streaming import BLOCK_SHARED
 from onnxfuse.schedules.source import Source
-from onnxfuse.schedules.streaming import BLOCK_SHARED
 
 GATES = {"LSTM": 4, "GRU": 3}
 

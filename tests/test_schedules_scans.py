@@ -29,7 +29,7 @@ from reference import FLOATS, evaluate
 
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, Request, make_kernel, parse_choice
-from onnxfuse.schedules.scans import LONG_COLUMN, LONG_ROW
+from onnxfuse.schedules.reductions.scans import LONG_COLUMN, LONG_ROW
 
 LENGTHS = (0, 1, 31, 33, 64, 1025, 1032, 4097, 9000)
 

@@ -18,8 +18,8 @@ from onnxfuse.lowering.launch import Situation
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Limits, resolve_profile
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel, parse_choice
-from onnxfuse.schedules.rows import IN_SHARED, SHARED
-from onnxfuse.schedules.streaming import BLOCK_SHARED
+from onnxfuse.schedules.reductions.rows import IN_SHARED, SHARED
+from onnxfuse.schedules.reductions.streaming import BLOCK_SHARED
 
 TEXTS = {
     "softmax": "g (T[B,L] x) => (T[B,L] y) { s = Relu(x) y = Softmax(s) }",

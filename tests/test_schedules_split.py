@@ -19,7 +19,7 @@ from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.planning.traffic import plan_cost
-from onnxfuse.schedules.split import expected_steps
+from onnxfuse.schedules.reductions.split import expected_steps
 
 LENGTHS = (1, 31, 33, 4097, 100_001)
 PLANNED = {"B": 2, "L": 1_000_000}

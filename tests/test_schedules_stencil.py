@@ -17,8 +17,8 @@ from onnxfuse.graph.dims import dim
 from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Request, make_kernel, parse_choice
-from onnxfuse.schedules.stencil_parts import ONE
-from onnxfuse.schedules.stencil_shape import (
+from onnxfuse.schedules.stencils.parts import ONE
+from onnxfuse.schedules.stencils.shape import (
     MOST_TALL,
     MOST_THREADS,
     SHARED,

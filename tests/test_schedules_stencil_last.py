@@ -18,8 +18,8 @@ from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice
-from onnxfuse.schedules.stencil_last_strips import BANKS, PIECE, Edges, StencilLastShape
-from onnxfuse.schedules.stencil_parts import StencilAxis
+from onnxfuse.schedules.stencils.last_strips import BANKS, PIECE, Edges, StencilLastShape
+from onnxfuse.schedules.stencils.parts import StencilAxis
 
 FIRST, LAST = "t = Transpose<perm = [0,3,1,2]>(x)", "Transpose<perm = [0,2,3,1]>"
 PLAIN = ("g (T[2,14,15,24] x, T[24,1,3,3] w, T[24] b) => (T[A,B,C,D] y) "

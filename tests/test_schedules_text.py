@@ -20,7 +20,7 @@ from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.schedules import SCHEDULES
 from onnxfuse.schedules.headers import header
 from onnxfuse.schedules.kernel import INDEX_LIMIT
-from onnxfuse.schedules.reduction import Reduction
+from onnxfuse.schedules.reductions.reduction import Reduction
 from onnxfuse.schedules.source import Source
 
 SAMPLES = {

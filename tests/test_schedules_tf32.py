@@ -134,7 +134,7 @@ LARGE = {"M": 4096, "K": 4096, "N": 4096}
 @pytest.mark.parametrize("block", [(128, 128, 2), (128, 256, 1), (256, 128, 1), (128, 64, 1), (192, 192, 1)])
 def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int]) -> None:
     """Parts of tiles, several of them a block and many stages of each, in any order of the threads; a copy rounds."""
-    monkeypatch.setattr("onnxfuse.schedules.product_blocks.ROUNDED", {block: 1.0})
+    monkeypatch.setattr("onnxfuse.schedules.products.blocks.ROUNDED", {block: 1.0})
     (made,) = specialised(product(ALONG, LARGE), LARGE)
     for sizes, multiprocessors, order in (
             ({"M": 1, "K": 4, "N": 4}, 132, "forward"), ({"M": 197, "K": 100, "N": 136}, 1, "backward"),

@@ -21,8 +21,8 @@ from zoo_models import compile_failures
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Request
+from onnxfuse.schedules.reductions.transposed import refuses_transposing
 from onnxfuse.schedules.tiled import SHARED_BYTES
-from onnxfuse.schedules.transposed import refuses_transposing
 
 ORDERS = ("forward", "backward", 7)
 

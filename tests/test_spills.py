@@ -36,7 +36,7 @@ from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.runtime.nodes import kernel_sources
 from onnxfuse.schedules import Kernel, named
-from onnxfuse.schedules.rows import IN_SHARED
+from onnxfuse.schedules.reductions.rows import IN_SHARED
 from onnxfuse.schedules.source import Given
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'

@@ -5,7 +5,7 @@
            sizes                   another mask, in memory
 
 Exporters compute such a mask once, for all layers.  An attention that computes it again, from the places themselves,
-need not look at the keys that it hides (``schedules.attention_visible``): of a causal mask half of all work.  So each
+need not look at the keys that it hides (``schedules.attentions.visible``): of a causal mask half of all work.  So each
 attention of the plan is tried with what computes a mask that it reads, back to what is in memory, and taken so where
 its kernel then leaves keys out.  A mask that is made of far less than it takes itself, as one of padding is of a number
 a key, is computed again where that was measured faster.  These nodes stand beside it for as long as something else

@@ -19,7 +19,7 @@ from onnxfuse.planning.contractions import COMPUTES, stays
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.weighing import Members, ordered
-from onnxfuse.schedules.reduction import MOST_IN_PIECES
+from onnxfuse.schedules.reductions.reduction import MOST_IN_PIECES
 
 MOST_BEHIND = 16
 """Nodes that come in behind a product at most."""

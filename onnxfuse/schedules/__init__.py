@@ -1,48 +1,20 @@
 """Schedules: a lowered region to one kernel.
 
 pointwise.py   maps and views
-pooling.py     maxima and means of windows, as the pointwise schedule runs them
-rows.py        reductions over the last axes, with maps around them; rows_text.py its text, streaming.py of long rows
-columns.py     reductions over other axes
-transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
-split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
-pieces.py      long rows that lie in short pieces, in several steps too; pieces_text.py their text, moments.py means and
-               variances in one pass
-scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
-reduction.py   what these six have in common; phases.py the phases that they run in
-peel.py        rows that begin between two vectors
-stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
-stencil_last.py  those of images with channels last; stencil_last_shape.py what they are of, stencil_last_strips.py
-               strips, stencil_last_text.py text
-attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
-product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
-               product_shape.py their blocks, product_blocks.py which are tried, product_pace.py what their time follows
-               from, product_text.py their text, product_specialised.py that of blocks with a warp that copies,
-               product_maps.py what it can copy, product_boxes.py windows in boxes, product_shared.py windows that share
-               pieces of an image, product_patch.py convolutions of few channels, product_pixels.py of pixels in
-               vectors, product_tall.py many rows by few columns,
-               product_library.py and product_cudnn.py what cuBLASLt and cuDNN run in its place,
-               product_integers.py products of 8-bit integers
-product_norms.py  convolutions of whose results a norm over windows is taken; norm_groups.py of which groups,
-               column_moments.py the text that tells mean and squares with them
-product_rows.py  products of whose results rows are reduced; product_rows_text.py its text, in_two.py what runs them as
-               two kernels
-gated.py       images scaled by products of their means; gated_text.py the text of these, gated_ahead.py depthwise
-               convolutions that tell the sums of the means
-in_parts.py    what regions have in common of which parts have kernels of their own, as the four that follow
-normed.py      products and attentions of operands that norms of their rows scale, as two kernels
-projected.py   attentions with the product of their operands
-cached.py      attentions over caches that they put new rows into
-sliced.py      products that write parts of one result, windows and copies beside them
-recurrent.py   recurrent layers
-operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
-text.py        scalar expressions as C++; lanes.py where they are known, packing.py how vectors are stored
+pooling.py     maxima and means of windows, as the pointwise schedule runs them
+reductions/    rows and columns, and running totals, with maps around them
+stencils/      depthwise convolutions
+products/      matrix products and convolutions, with what is computed around them
+attentions/    two products with a softmax between them
+composed/      regions of which parts have kernels of their own, such as products behind a norm, and recurrent layers
 together.py    several independent regions, each with its own schedule's kernel, in one launch
+
 schedule.py    what a schedule is; choice.py what tuning may change
+kernel.py      what schedules share, multiplied.py what those with products do, operand_text.py vectors of operands
+text.py        scalar expressions as C++; lanes.py where they are known, packing.py how vectors are stored
 source.py      a kernel's text as data: functions, entries and their parameters
 headers.py     what of the headers in cuda/ a text uses, which it begins with
-kernel.py      what schedules share, multiplied.py what those with products do
 """
 
 from __future__ import annotations
@@ -52,30 +24,30 @@ from collections.abc import Iterable, Iterator
 
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention import Attention
-from onnxfuse.schedules.cached import Cached
+from onnxfuse.schedules.attentions.attention import Attention
 from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.columns import Columns
-from onnxfuse.schedules.gated import Gated
+from onnxfuse.schedules.composed.cached import Cached
+from onnxfuse.schedules.composed.gated import Gated
+from onnxfuse.schedules.composed.normed import Normed
+from onnxfuse.schedules.composed.projected import Projected
+from onnxfuse.schedules.composed.recurrent import Recurrent
+from onnxfuse.schedules.composed.sliced import Sliced
 from onnxfuse.schedules.kernel import USER, Kernel, alone, named
-from onnxfuse.schedules.normed import Normed
-from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.pooling import Pooling
-from onnxfuse.schedules.product import Product
-from onnxfuse.schedules.product_norms import ProductNorms
-from onnxfuse.schedules.product_rows import ProductRows
-from onnxfuse.schedules.projected import Projected
-from onnxfuse.schedules.recurrent import Recurrent
-from onnxfuse.schedules.rows import Rows
-from onnxfuse.schedules.scans import Scans
+from onnxfuse.schedules.products.norms import ProductNorms
+from onnxfuse.schedules.products.product import Product
+from onnxfuse.schedules.products.rows import ProductRows
+from onnxfuse.schedules.reductions.columns import Columns
+from onnxfuse.schedules.reductions.pieces import Pieces
+from onnxfuse.schedules.reductions.rows import Rows
+from onnxfuse.schedules.reductions.scans import Scans
+from onnxfuse.schedules.reductions.split import Split
+from onnxfuse.schedules.reductions.transposed import Transposed
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.sliced import Sliced
-from onnxfuse.schedules.split import Split
-from onnxfuse.schedules.stencil import Stencil
-from onnxfuse.schedules.stencil_last import StencilLast
+from onnxfuse.schedules.stencils.last import StencilLast
+from onnxfuse.schedules.stencils.stencil import Stencil
 from onnxfuse.schedules.tiled import Tiled
-from onnxfuse.schedules.transposed import Transposed
 
 _COLUMNS, _ROWS = Columns(), Rows()
 

@@ -32,8 +32,8 @@ from runtime_sessions import DEVICE, REHEARSAL, begin, expect, failed, session  
 
 from onnxfuse.emulator.convolving import Axis, convolved  # noqa: E402
 from onnxfuse.lowering.routines import CONVOLUTION_ACTIVATIONS, TF32  # noqa: E402
-from onnxfuse.schedules.product_cudnn import RANKS  # noqa: E402
-from onnxfuse.schedules.product_library import WORKSPACE  # noqa: E402
+from onnxfuse.schedules.products.cudnn import RANKS  # noqa: E402
+from onnxfuse.schedules.products.library import WORKSPACE  # noqa: E402
 
 TOLERANCES = {"float16": 1e-3, "bfloat16": 8e-3, TF32: 2e-3}
 """Of the output's largest element: two units in the last place of it, and the order of sums."""

@@ -37,7 +37,7 @@ import onnxruntime  # noqa: E402
 from runtime_sessions import DEVICE, REHEARSAL, begin, expect, failed, session  # noqa: E402
 
 from onnxfuse.lowering.routines import ACTIVATIONS, TF32  # noqa: E402
-from onnxfuse.schedules.product_library import RANKS, WORKSPACE  # noqa: E402
+from onnxfuse.schedules.products.library import RANKS, WORKSPACE  # noqa: E402
 
 TOLERANCES = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, TF32: 2e-3}
 """Of the output's largest element: two units in the last place of it, and the order of sums."""

@@ -1,0 +1,112 @@
+"""Powers of an attention's scores under a running maximum, and what all scores are multiplied by, in the exponent.
+
+A row's powers are under the maximum of its first tiles until a score is far above that: the sums of what came before
+are scaled as seldom (Shah and others, "FlashAttention-4", 2025).  Then powers may be as large as 2 ^ 8, which 16-bit
+floats have room for, and the row's sum of powers is as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from onnxfuse.ir.scalars import FLOAT
+from onnxfuse.lowering.pull import Contracted
+from onnxfuse.schedules.attentions.parts import AttentionParts, multiple_of
+from onnxfuse.schedules.text import indented, literal, unrolled
+
+POWERS = "of::ExpSummed"
+"""What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
+maximum may overflow; no more than a unit of a power is rounded to 16 bits."""
+
+LEAST_FACTOR, LARGEST_FACTOR = 2.0**-120, 2.0**16
+"""From which on it is a normal number, as minus infinity times zero is none, and what a score may be above a maximum is
+finite; below which sums of 16-bit numbers times it are."""
+
+
+def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
+    """An attention whose scores are the sums themselves, and what they are to be multiplied by, where that is all that
+    is done to scores which are not masked."""
+    visible = parts.visible
+    if visible is not None and visible.least is not None:
+        return parts, 1.0  # masked scores may count too
+    score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
+    factor *= parts.factor
+    if not isinstance(score, Contracted) or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
+        return parts, 1.0
+    masked = None if visible is None else replace(visible, score=score)
+    own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
+    return replace(parts, softmax=own, visible=masked, factor=1.0), factor
+
+
+def begun(factor: float) -> list[str]:
+    """Lines before those of ``maxima`` and ``powers``, whose scores are times ``factor``."""
+    return [
+        f"constexpr float by = {literal(factor, FLOAT)} * Powers::log2_e, above = Powers::most / by;",
+        "bool scaled = false;  // whether what was summed up before is to be scaled",
+        "bool near = true;  // whether a warp's maxima are near zero, so that one instruction comes before a power",
+    ]
+
+
+def maxima(last: Sequence[str]) -> list[str]:
+    """Lines that find maxima which no score of a tile is far above; ``last`` scales what was summed up of a row before
+    by ``scale``, or keeps that for the line that does where the warp's ``scaled`` says so."""
+    return [
+        "// Maxima that no score is far above; what was summed up under others is scaled.",
+        "float largests[tiles][2];",
+        "scaled = false;",
+        *each_row([
+            "float largest = scores[i][0][half * 2];",
+            *unrolled("int n = 0; n < keys / 8; ++n", [
+                "largest = Largest::of(largest, Largest::of(scores[i][n][half * 2], scores[i][n][half * 2 + 1]));"]),
+            "largests[i][half] = largest;",
+            "scaled |= !(largest < most[i][half] + above);",
+        ]),
+        "scaled = __any_sync(0xffffffffu, scaled);",
+        "if (scaled) {",
+        *indented([
+            "near = true;",
+            *each_row([
+                "const float largest = of::reduce_lanes<Largest, 4>(Largest::of(most[i][half], largests[i][half]));",
+                "largests[i][half] = largest, near &= Powers::near(largest * by);",
+            ]),
+            "near = __all_sync(0xffffffffu, near);",
+            *each_row([
+                "const float before = most[i][half], largest = largests[i][half];",
+                "const float scale = near ? Powers::term(before, by, largest * by)",
+                "                         : Powers::far_term(before, by, Powers::offset(largest));",
+                "most[i][half] = largest, total[i][half] *= scale;",
+                *last,
+            ]),
+        ]),
+        "}",
+    ]
+
+
+def powers(packed: Sequence[str] = ()) -> list[str]:
+    """Lines that make powers of scores under these, and add them to ``total``; ``packed`` keeps a ``pair`` of them."""
+    return [
+        "if (near) {", *indented(_powers("most[i][half] * by", "term", packed)),
+        "} else {", *indented(_powers("Powers::offset(most[i][half])", "far_term", packed)), "}",
+    ]
+
+
+def _powers(offset: str, term: str, packed: Sequence[str]) -> list[str]:
+    return each_row([
+        f"const float offset = {offset};",
+        "float sum = 0.0f;",
+        *unrolled("int n = 0; n < keys / 8; ++n", [
+            "float* const pair = &scores[i][n][half * 2];",
+            *unrolled("int j = 0; j < 2; ++j", [
+                f"pair[j] = Powers::{term}(pair[j], by, offset);",
+                "sum += pair[j];",
+            ]),
+            *packed,
+        ]),
+        "total[i][half] += sum;",
+    ])
+
+
+def each_row(body: Iterable[str]) -> list[str]:
+    """A loop over the rows that a thread has elements of."""
+    return unrolled("int i = 0; i < tiles; ++i", unrolled("int half = 0; half < 2; ++half", body))
