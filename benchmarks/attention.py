@@ -24,7 +24,7 @@ import region_times
 from common import table
 from region_times import NAMED, figure, timed_fusion, torch_beside, torch_microseconds, typed_command
 
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.schedules.attentions.attention import Attention
 
 MEAN = {"float16": 1.05, "float": 1 / 1.5}

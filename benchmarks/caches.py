@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from region_times import RegionResult, figure, timed, typed_command
 
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.composed.cached import NAME
 from onnxfuse.tuning.subjects import subjects_of

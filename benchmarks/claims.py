@@ -27,7 +27,7 @@ from region_times import chosen, conclude, graph, options
 from onnxfuse.measuring import bench
 from onnxfuse.measuring.results import BenchResult, Side
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.rewriting import save
 
 WIDTH, INNER, HEADS = 768, 3072, 12

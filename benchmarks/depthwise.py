@@ -43,7 +43,7 @@ from onnxfuse.errors import OnnxfuseError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.candidates import makers_of
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.refusal import Refusal

@@ -1,7 +1,7 @@
 """Constants of the cost model that fit measured kernels: ``predictions.py --fit``.
 
-The model is the planner's own (``onnxfuse.planning.cost.kernel_time``): a floor, and bytes over the bandwidth that a
-schedule reaches, with a second-level cache some times faster.  The constants minimise the squared logarithms of
+The model is the planner's own (``onnxfuse.planning.costs.cost.kernel_time``): a floor, and bytes over the bandwidth
+that a schedule reaches, with a second-level cache some times faster.  The constants minimise the squared logarithms of
 predicted over measured, far-off kernels at less weight (Levenberg-Marquardt, weights of Cauchy; Holland and Welsch,
 "Robust regression using iteratively reweighted least-squares", 1977).  A kernel counts as often as nodes run it.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from common import table
 from numpy.typing import NDArray
 
-from onnxfuse.planning import cost
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs import cost
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.schedules import SCHEDULES
 
 Vector = NDArray[np.float64]

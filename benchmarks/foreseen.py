@@ -27,11 +27,11 @@ from zoo import Row, choose
 from onnxfuse.measurements import Measurements, find_measurements
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.contractions import STAGE as ATTENTION
-from onnxfuse.planning.hardware import resolve_profile
+from onnxfuse.planning.costs.hardware import resolve_profile
+from onnxfuse.planning.costs.library import convolution_seconds, is_dense, is_laid_anew
 from onnxfuse.planning.identity import Identities
-from onnxfuse.planning.library import convolution_seconds, is_dense, is_laid_anew
-from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.contractions import STAGE as ATTENTION
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
 
 RULES = (PRODUCTS, ATTENTION)
 

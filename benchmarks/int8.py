@@ -26,7 +26,7 @@ from region_times import RegionResult, chosen, conclude, figure, graph, options,
 
 from onnxfuse.folding import LAYOUTS
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.schedules.products.product import Product
 from onnxfuse.tuning.subjects import Subject, subjects_of
 

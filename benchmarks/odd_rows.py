@@ -29,7 +29,7 @@ from region_times import machine_options
 from softmax_passes import reading_again
 
 from onnxfuse.pipeline import Optimised, Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.schedules import Kernel, make_kernel, reduction
 from onnxfuse.schedules.reductions.peel import LONG_ODD_ROW
 from onnxfuse.schedules.reductions.rows import IN_SHARED

@@ -34,8 +34,8 @@ from onnxfuse.measuring.laps import take_laps
 from onnxfuse.measuring.machine import find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.traffic import chosen_variant
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.traffic import chosen_variant
 
 WARM_UP = 5
 """Runs before the profiler looks."""

@@ -33,7 +33,7 @@ from region_times import (
     typed_command,
 )
 
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.schedules.products.product import Product
 from onnxfuse.schedules.products.rows import ProductRows
 

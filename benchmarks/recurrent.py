@@ -20,7 +20,7 @@ from common import table
 from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
 
 from onnxfuse.operators.classes import recurs
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 
 GATES = {"LSTM": 4, "GRU": 3}
 

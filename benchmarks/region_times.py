@@ -20,7 +20,7 @@ from onnxfuse import tuning
 from onnxfuse.compiling import source_of
 from onnxfuse.measuring import driver
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.region import Region
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import Subject, subjects_of

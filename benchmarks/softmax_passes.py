@@ -25,7 +25,7 @@ from onnx import parser
 from region_times import machine_options
 
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, make_kernel, phases
 from onnxfuse.schedules.kernel import STREAM

@@ -28,7 +28,7 @@ from onnx import parser
 from onnxfuse.compiling import ReadBack
 from onnxfuse.errors import KernelError
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import subjects_of

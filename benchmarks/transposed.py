@@ -22,7 +22,7 @@ from common import table
 from region_times import HEAD, NAMED, TorchResult, compared, timed_fusion, torch_microseconds, typed_command, with_torch
 
 from onnxfuse.operators.classes import is_transposed_convolution
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 
 MOST = 1.10
 """How many times PyTorch's bare convolution the best way may take."""

@@ -22,7 +22,7 @@ from common import apart, environment, measured_on, table, write_results
 from region_times import chosen, figure, graph, options, timed
 
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.tuning.subjects import subjects_of
 
 MEAN = 1.15

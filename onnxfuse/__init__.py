@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         TargetError,
         VerificationError,
     )
-    from onnxfuse.planning.hardware import Profile
+    from onnxfuse.planning.costs.hardware import Profile
     from onnxfuse.planning.objective import Hints, Strategy
     from onnxfuse.runtime import library_path, register, session
     from onnxfuse.scheduler import Decision, DynamicFusionScheduler, FusionPlanner
@@ -63,7 +63,7 @@ _HOMES = {
         "ExternalDataError", "InternalError", "KernelError", "LockError", "MeasurementError", "ModelError",
         "OnnxfuseError", "OutputError", "RuleError", "RuntimeLibraryError", "TargetError", "VerificationError",
     ),
-    "onnxfuse.planning.hardware": ("Profile",),
+    "onnxfuse.planning.costs.hardware": ("Profile",),
     "onnxfuse.planning.objective": ("Hints", "Strategy"),
     "onnxfuse.runtime": ("library_path", "register", "session"),
     "onnxfuse.scheduler": ("Decision", "DynamicFusionScheduler", "FusionPlanner"),

@@ -21,7 +21,7 @@ from onnxfuse.measuring import BenchResult
 from onnxfuse.measuring.sets import InputSet, read_input_sets
 from onnxfuse.optimised import Tell, silent
 from onnxfuse.pipeline import Options, load, optimise, profile_of
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Strategy
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, note_report, report_of, report_of_fused
 from onnxfuse.result import Result, default_output

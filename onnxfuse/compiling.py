@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.runtime.library import native_architecture, present_gpus

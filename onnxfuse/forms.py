@@ -35,17 +35,17 @@ from onnxfuse.measurements import observing
 from onnxfuse.operators import is_contraction, load_graph
 from onnxfuse.operators.classes import is_convolution
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import measured_cost
-from onnxfuse.planning.cost import STREAMING, CostModel
+from onnxfuse.planning.costs.cost import STREAMING, CostModel
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.library import converting_seconds, is_laid_anew, laying_seconds, left_seconds
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.evidence import Evidence
-from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.library import converting_seconds, is_laid_anew, laying_seconds, left_seconds
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.regions.contractions import measured_cost
 from onnxfuse.planning.spills import Compiled, Spills
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased

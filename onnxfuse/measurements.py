@@ -24,10 +24,10 @@ from onnxfuse.measuring.database import (
 )
 from onnxfuse.measuring.driver import driver_version
 from onnxfuse.measuring.run_profile import read_run_profile
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.identity import Identity, Shape
 from onnxfuse.planning.observed import observe
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.region import Times
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.library import present_gpus

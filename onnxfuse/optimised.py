@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 
 from onnxfuse.graph import Graph, LoadedModel
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, together
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.rewriting import Rewritten, only_weights, rewrite

@@ -23,8 +23,8 @@ from onnxfuse.forms import Drafting, Expected, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.planning.costs.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.evidence import Evidence
-from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxfuse.planning.hardware import Profile, profile_for_device, profiles_called
+from onnxfuse.planning.costs.hardware import Profile, profile_for_device, profiles_called
 from onnxfuse.runtime.importing import import_cupy
 from onnxfuse.runtime.library import present_gpus
 

@@ -109,7 +109,7 @@ class Region:
         inlined: small constants that its body holds and its kernel does not read.
         folded: those of its tensors that its body does not read: weights into which other constants are folded;
             folding: which, in words; collapses: whether products that follow one another are one in its kernel
-            (``planning.collapsing``).
+            (``planning.weights.collapsing``).
         again: original nodes that another region holds too, and that count there before fusion (``recompute``).
         beside: those of its original nodes that others may hold too, and that stand beside it where something else
             needs their results (``masks``).

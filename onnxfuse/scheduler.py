@@ -27,7 +27,7 @@ from onnxfuse.given import Names, Paths, names, paths, sizes
 from onnxfuse.given import hints as read_hints
 from onnxfuse.graph import LoadedModel
 from onnxfuse.pipeline import Options, load, optimise, profile_of
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective, Strategy
 from onnxfuse.refusal import Refusal
 

@@ -76,7 +76,7 @@ def versions() -> str:
 
 
 def _spot(error: Exception) -> str:
-    """The innermost line of this package that the exception went through: "planning/cost.py:120"."""
+    """The innermost line of this package that the exception went through: "planning/costs/cost.py:120"."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_relative_to(_HERE):

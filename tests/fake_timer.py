@@ -19,7 +19,7 @@ from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.measurements import environment_of
 from onnxfuse.measuring.database import Environment
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.tuning import Timed
 from onnxfuse.verifying.given_biases import with_biases

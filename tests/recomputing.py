@@ -11,7 +11,7 @@ from unmeasured import UNMEASURED
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.costs.memory import peak_memory
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 

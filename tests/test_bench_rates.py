@@ -29,7 +29,7 @@ from onnxfuse.measuring.results import BenchResult, Side
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.measuring.statistics import spread
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.reporting import measured as measured_text
 from onnxfuse.reporting import with_rates
 

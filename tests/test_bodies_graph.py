@@ -15,7 +15,7 @@ from onnxfuse.graph.binding import bind
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.measuring.ranges import index_bound
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.planning.costs.traffic import Ledger, Observation
 from onnxfuse.provider.host import host, on_host
 
 SIZES = {"n": 4096}

@@ -9,7 +9,7 @@ from rewriting_models import run, same_bits
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.rewriting import unfuse
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'

@@ -23,7 +23,7 @@ from onnxfuse.measuring import archive
 from onnxfuse.measuring.database import find_database, open_database
 from onnxfuse.measuring.inputs import read_inputs
 from onnxfuse.measuring.run_profile import read_run_profile
-from onnxfuse.planning.hardware import read_profiles, resolve_profile
+from onnxfuse.planning.costs.hardware import read_profiles, resolve_profile
 from onnxfuse.rules import cuda, load_rules
 from onnxfuse.runtime.run_statistics import read_statistics
 

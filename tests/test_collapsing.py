@@ -18,8 +18,8 @@ from onnxfuse.graph.constants import numpy_type, read
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning import linear
-from onnxfuse.planning.linear import Linear, are_powers, typed
+from onnxfuse.planning.weights import linear
+from onnxfuse.planning.weights.linear import Linear, are_powers, typed
 from onnxfuse.region import Region
 from onnxfuse.reporting import explain
 from onnxfuse.rewriting import read_fused, weights_record

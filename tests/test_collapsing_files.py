@@ -25,7 +25,7 @@ import onnxfuse
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import from_proto, load_model
 from onnxfuse.locking import read_lock, settings_of
-from onnxfuse.planning import collapsing
+from onnxfuse.planning.weights import collapsing
 from onnxfuse.reporting import as_json, report_of, report_of_fused
 from onnxfuse.rewriting import FusedNode, plan_record, read_fused, save, unfuse, weights_record
 from onnxfuse.verifying import verify

@@ -11,10 +11,10 @@ from onnx import TensorProto
 
 from onnxfuse.graph import Graph
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import CostModel, effective_bandwidth, kernel_time, product_peak
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.legality import boundary
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.kernels import held_seconds, runtime_efficiency
 from onnxfuse.region import Region, Times
 

@@ -19,7 +19,7 @@ from onnxfuse.graph.dims import symbol
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.left_text import show_near

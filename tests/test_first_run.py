@@ -28,7 +28,7 @@ from onnxfuse.graph import LoadedModel, from_proto
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.verifying import first_run as first
 from onnxfuse.verifying import kernels, sharing, whole
 from onnxfuse.verifying.bounds import Bounds, BoundSession, OutOfTimeError, run_bytes

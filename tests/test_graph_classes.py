@@ -11,7 +11,7 @@ from onnxfuse.graph.binding import Bound, bind, bound
 from onnxfuse.graph.derived import MOST, Derived, derived, least
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import OperatorClass, classify, is_deterministic, load_graph
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.provider.host import host, on_host
 from onnxfuse.provider.removed import is_same_memory
 

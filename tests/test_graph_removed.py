@@ -13,7 +13,7 @@ import pytest
 
 from onnxfuse.graph import Graph
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.provider.removed import is_same_memory, same_memory
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "benchmarks")]

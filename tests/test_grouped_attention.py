@@ -25,7 +25,7 @@ import onnxfuse
 from onnxfuse.errors import ModelError
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.rewriting import unfuse
 from onnxfuse.schedules import parse_choice
 from onnxfuse.tuning import TuneOptions, tune

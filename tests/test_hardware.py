@@ -10,7 +10,7 @@ import pytest
 from onnxfuse import presence
 from onnxfuse.errors import RuleError, TargetError
 from onnxfuse.pipeline import profile_of
-from onnxfuse.planning.hardware import (
+from onnxfuse.planning.costs.hardware import (
     find_profile,
     known_profiles,
     load_profiles,

@@ -11,7 +11,7 @@ import pytest
 from cli_models import CHAIN, encoder, parse, run, write
 
 from onnxfuse.errors import ModelError, OnnxfuseError
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.reporting import keep_measured
 from onnxfuse.rewriting import plan_record
 from onnxfuse.rewriting.provenance import KEY, today

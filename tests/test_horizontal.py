@@ -17,10 +17,10 @@ from emulated import EmulatedRunner
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE, joined
-from onnxfuse.planning.memory import Memory, peak_memory
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile, find_profile
+from onnxfuse.planning.costs.memory import Memory, peak_memory
+from onnxfuse.planning.regions.horizontal import CODE, MOST_PARTS, STAGE, joined
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.compile import compile_cubin
@@ -369,10 +369,10 @@ def test_joins_that_hold_the_least_for_the_shortest_stay(
         s = Exp(x) a = Neg(s) k = Tanh(u) e = Abs(k) l = Tanh(v) f = Abs(l)
         {" ".join(f"m{place} = MatMul(w, w)" for place in every)} t = Exp(p) b = Neg(t)
     }}"""
-    monkeypatch.setattr("onnxfuse.planning.horizontal.EMPTY", 0)  # else the large ones could join the small
+    monkeypatch.setattr("onnxfuse.planning.regions.horizontal.EMPTY", 0)  # else the large ones could join the small
     everything = fuse(text, dims={"N": 128})
     assert len(everything.plan.fusions) == 2
-    monkeypatch.setattr("onnxfuse.planning.horizontal.peak_memory", lambda ledger, fused=(): Memory(
+    monkeypatch.setattr("onnxfuse.planning.regions.horizontal.peak_memory", lambda ledger, fused=(): Memory(
         1 << 40 if len(fused) == 2 else 0, 0, None))
     assert [ops for schedule, ops in regions(fuse(text, dims={"N": 128})) if schedule == "together"] == [kept]
 

@@ -20,8 +20,8 @@ from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.operators import infer
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile, find_profile
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import unfuse
 from onnxfuse.rules import RuleSet, canonicalise, load_rules

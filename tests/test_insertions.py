@@ -28,8 +28,8 @@ from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.operators import infer
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile, find_profile
 from onnxfuse.rewriting import exact_form, unfuse
 from onnxfuse.rules.runtime import runtime_groups
 

@@ -13,7 +13,7 @@ from launch_models import CLUSTERED, PRODUCTS, TILED, clustered, tiled
 from onnxfuse.compiling import ReadBack, source_of
 from onnxfuse.embedding import compile_images
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant, elsewhere
-from onnxfuse.planning.traffic import plan_cost
+from onnxfuse.planning.costs.traffic import plan_cost
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.runtime.nodes import kernel_sources

@@ -25,7 +25,7 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.reporting.gather import report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import lay_out, layout_record, unfuse

@@ -14,7 +14,7 @@ from cli_models import apart
 from click.testing import CliRunner
 from fake_timer import RUNTIME, FakeTimer
 
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -22,7 +22,7 @@ from reordered import rewritten, tagger
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.schedules import named
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -14,10 +14,10 @@ from onnxfuse.cli.parameters import STRATEGIES as OFFERED
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.admission import efficiency, too_large
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.costs.traffic import chosen_variant
 from onnxfuse.planning.objective import STRATEGIES, Hints, Objective, read_hints
-from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import RegionCost
 

@@ -34,7 +34,7 @@ import onnxfuse
 from onnxfuse.ir.exact import exactly
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice, words
 from onnxfuse.tuning import TuneOptions, tune

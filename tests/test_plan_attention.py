@@ -18,7 +18,7 @@ from onnxfuse import schedules
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.planning.known import asked_for
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region

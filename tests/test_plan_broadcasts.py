@@ -10,9 +10,9 @@ from kernel_harness import parse
 
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.broadcasts import NEAR, cached_seconds, read_again_cached
-from onnxfuse.planning.hardware import resolve_profile
-from onnxfuse.planning.traffic import KernelTraffic, Ledger
+from onnxfuse.planning.costs.broadcasts import NEAR, cached_seconds, read_again_cached
+from onnxfuse.planning.costs.hardware import resolve_profile
+from onnxfuse.planning.costs.traffic import KernelTraffic, Ledger
 
 H200 = resolve_profile("H200")
 

@@ -18,7 +18,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify

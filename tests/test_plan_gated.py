@@ -17,7 +17,7 @@ from kernel_harness import parse, with_constants
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning import gated as planning
+from onnxfuse.planning.regions import gated as planning
 from onnxfuse.region import Region
 from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune

@@ -17,10 +17,10 @@ from onnxfuse.operators import infer
 from onnxfuse.operators.classes import is_in_groups
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.library import convolution_seconds
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile, find_profile
+from onnxfuse.planning.costs.library import convolution_seconds
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.region import Region
 
 H100 = find_profile("H100")

@@ -18,7 +18,7 @@ from kernel_harness import parse, with_constants
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import kernel_time
+from onnxfuse.planning.costs.cost import kernel_time
 from onnxfuse.region import Region
 from onnxfuse.verifying import verify
 

@@ -10,9 +10,9 @@ from onnxfuse.graph import build_graph
 from onnxfuse.graph.load import from_proto
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import infer
-from onnxfuse.planning.cost import CostModel, kernel_time
-from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.library import (
+from onnxfuse.planning.costs.cost import CostModel, kernel_time
+from onnxfuse.planning.costs.hardware import Profile, find_profile
+from onnxfuse.planning.costs.library import (
     batched_seconds,
     convolution_seconds,
     is_dense,
@@ -20,7 +20,7 @@ from onnxfuse.planning.library import (
     left_seconds,
     uneven_seconds,
 )
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.provider.kernels import Biased
 
 H100 = find_profile("H100")

@@ -20,8 +20,8 @@ from onnxfuse.measuring.database import DEFAULT, Measurement, open_database
 from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import BESIDE_COPY, TILES_COPY
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import BESIDE_COPY, TILES_COPY
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.rewriting import layout_record
 from onnxfuse.schedules.attentions.attention import ROUNDED_ALONE, ROUNDED_SHARE, TOGETHER_SHARE

@@ -14,8 +14,8 @@ from emulated import EmulatedRunner
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.regions.horizontal import STAGE
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.verifying.nodes import NodeVerifier

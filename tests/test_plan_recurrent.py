@@ -10,7 +10,7 @@ from kernel_harness import parse, with_constants
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.library import RECURRENT_STEP, recurrent_seconds
+from onnxfuse.planning.costs.library import RECURRENT_STEP, recurrent_seconds
 from onnxfuse.rewriting import unfuse
 from onnxfuse.verifying import verify
 

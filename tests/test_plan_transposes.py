@@ -12,7 +12,7 @@ from onnxfuse.operators.classes import is_undone, undoes
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.grow import trimmed
+from onnxfuse.planning.regions.grow import trimmed
 from onnxfuse.rewriting import unfuse
 
 # Rows of pixels as they leave a block of attention: an exporter turns them into an image, which convolutions read.

@@ -24,7 +24,7 @@ from onnxfuse.graph import Graph
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.collapsing import Fold, Folds
+from onnxfuse.planning.weights.collapsing import Fold, Folds
 
 QUICK = 150
 """Chains that are tried where no more are asked for."""

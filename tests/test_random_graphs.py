@@ -41,7 +41,7 @@ from onnxfuse.lowering.lower import hosts
 from onnxfuse.operators import infer, lowered
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.costs.hardware import Profile, find_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import read_fused, unfuse
@@ -405,7 +405,7 @@ def test_models(seeds: range) -> None:
 
 def test_values_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same where every value that may be computed again is, whatever it costs; and the way back, node by node."""
-    monkeypatch.setattr("onnxfuse.planning.recompute.NEAR", float("inf"))
+    monkeypatch.setattr("onnxfuse.planning.regions.recompute.NEAR", float("inf"))
     found = []
     for seed in range(40):
         graph = seeded(seed)

@@ -22,11 +22,11 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.memory import peak_memory
+from onnxfuse.planning.costs.traffic import Ledger, Observation
 from onnxfuse.planning.evidence import Revising
-from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.recompute import recomputed
-from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.planning.regions.recompute import recomputed
 from onnxfuse.region import Region, Times
 from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
 from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse

@@ -24,10 +24,10 @@ from onnxfuse.graph import build_graph
 from onnxfuse.graph.binding import bind
 from onnxfuse.measuring.run_profile import read_run_profile
 from onnxfuse.operators import infer
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.costs.traffic import Ledger, Observation
 from onnxfuse.planning.observed import observe, runtime_names
-from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.provider.kernels import Biased
 from onnxfuse.region import Region
 

@@ -29,8 +29,8 @@ from onnxfuse.measuring.database import (
 )
 from onnxfuse.measuring.production import statistics_of
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.cost import kernel_time
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import kernel_time
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.planning.recorded import solved
 from onnxfuse.reporting.profile import profile_of_run
 from onnxfuse.reporting.profile_text import shapes

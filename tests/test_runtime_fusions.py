@@ -15,9 +15,9 @@ from plain_session import RELEASE
 from onnxfuse.graph import Graph
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.provider.host import host
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import Example, example_model, load_rules, runtime_groups

@@ -16,7 +16,7 @@ from test_schedules_online import rows_of_edges
 
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Limits, resolve_profile
+from onnxfuse.planning.costs.hardware import Limits, resolve_profile
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel, parse_choice
 from onnxfuse.schedules.reductions.rows import IN_SHARED, SHARED
 from onnxfuse.schedules.reductions.streaming import BLOCK_SHARED

@@ -18,7 +18,7 @@ from kernel_harness import Made, arguments, check, fails, failures, make, random
 from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
-from onnxfuse.planning.traffic import plan_cost
+from onnxfuse.planning.costs.traffic import plan_cost
 from onnxfuse.schedules.reductions.split import expected_steps
 
 LENGTHS = (1, 31, 33, 4097, 100_001)

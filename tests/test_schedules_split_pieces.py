@@ -16,7 +16,7 @@ from test_schedules_split import forced
 from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
-from onnxfuse.planning.traffic import plan_cost
+from onnxfuse.planning.costs.traffic import plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel, parse_choice
 

@@ -23,9 +23,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning import known
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
-from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.regions.horizontal import joined
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Built, Region, Times
 from onnxfuse.rewriting import read_fused

@@ -21,9 +21,9 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Output, Step, Variant
 from onnxfuse.operators import flops_of, load_graph
+from onnxfuse.planning.costs.memory import memory_saved, peak_memory
+from onnxfuse.planning.costs.traffic import Ledger, plan_cost, traffic
 from onnxfuse.planning.legality import boundary
-from onnxfuse.planning.memory import memory_saved, peak_memory
-from onnxfuse.planning.traffic import Ledger, plan_cost, traffic
 from onnxfuse.region import Region
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

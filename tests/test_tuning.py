@@ -382,7 +382,7 @@ def test_database_and_no_database_contradict(tmp_path: Path) -> None:
 
 def test_a_broken_runtime_fusion_counts(tmp_path: Path, database: Path) -> None:
     """What a region leaves of a fusion of the runtime's is added to its own time."""
-    from onnxfuse.planning.cost import CostModel
+    from onnxfuse.planning.costs.cost import CostModel
     from onnxfuse.provider.fusions import RuntimeFusion
 
     result = fused(write(tmp_path, CHAIN), False)

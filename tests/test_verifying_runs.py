@@ -27,7 +27,7 @@ from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised, silent
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import verify

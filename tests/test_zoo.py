@@ -39,11 +39,11 @@ from onnxfuse.measurements import Measurements, find_measurements
 from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.operators.classes import is_convolution
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.contractions import STAGE as ATTENTION
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.planning.objective import LEAST_GAIN
-from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.contractions import STAGE as ATTENTION
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
 from onnxfuse.reporting import as_json, report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import exact_form, read_fused, save, unfuse

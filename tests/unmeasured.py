@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.costs.hardware import Profile, find_profile
 
 
 def measured(gpu: str = "H200", **figures: float | None) -> Profile:

@@ -21,11 +21,11 @@ from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, written
 from onnxfuse.planning.candidates import wanted_schedules
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import find_profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import searched
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder

@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 28
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of hardware profiles."""
     from onnxfuse.errors import OnnxfuseError
-    from onnxfuse.planning.hardware import known_profiles
+    from onnxfuse.planning.costs.hardware import known_profiles
 
     try:
         names = [profile.name for profile in known_profiles(ctx.params.get("rules") or ())]

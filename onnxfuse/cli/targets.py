@@ -16,7 +16,7 @@ from onnxfuse.cli.parameters import FILE
 @click.option("--json", "as_data", is_flag=True, help="Print the profiles as JSON.")
 def targets(rules: tuple[Path, ...], as_data: bool) -> None:
     """List the hardware profiles, and the GPUs present."""
-    from onnxfuse.planning.hardware import known_profiles
+    from onnxfuse.planning.costs.hardware import known_profiles
 
     profiles = known_profiles(rules)
     if as_data:

@@ -17,7 +17,7 @@ from onnxfuse.locking.lock import Lock, Made, RuntimeSpot
 from onnxfuse.locking.names import Locked, Names, labels, originals
 from onnxfuse.locking.structure import edges, inner_reads
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.placement import Kind
+from onnxfuse.planning.costs.placement import Kind
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.reasons import JOINS, Reasons
 from onnxfuse.resources import rules_folder

@@ -23,11 +23,11 @@ from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.operators import is_contraction, lowering_of
 from onnxfuse.operators.classes import is_undone, moves_innermost, undoes
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import KIB, Profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import KIB, Profile
+from onnxfuse.planning.costs.placement import Kind, Placement
+from onnxfuse.planning.costs.traffic import chosen_variant
 from onnxfuse.planning.legality import check_nodes
-from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.provider.layouts import is_converted
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region

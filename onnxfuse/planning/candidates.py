@@ -17,14 +17,14 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import within_chip
-from onnxfuse.planning.collapsing import Fold, Folds
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.traffic import plan_cost
 from onnxfuse.planning.custom import custom_kernel
-from onnxfuse.planning.grow import escaping, spread
-from onnxfuse.planning.joining import Joins
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
-from onnxfuse.planning.traffic import plan_cost
+from onnxfuse.planning.regions.grow import escaping, spread
+from onnxfuse.planning.weights.collapsing import Fold, Folds
+from onnxfuse.planning.weights.joining import Joins
 from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region

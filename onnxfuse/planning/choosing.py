@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import UNMEASURED
-from onnxfuse.planning.growing import grow_rest
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.contractions import UNMEASURED
+from onnxfuse.planning.regions.growing import grow_rest
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import Considered, Members, ordered

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Place
 from onnxfuse.planning.candidates import Maker, makers_of
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.evidence import Evidence, Measured, Revising
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from onnxfuse.lowering.launch import LaunchPlan
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.provider.lacking import lacks_kernel

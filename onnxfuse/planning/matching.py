@@ -10,13 +10,13 @@ from onnxfuse.graph.binding import asked_of, bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.products import learn_products
+from onnxfuse.planning.regions.products import learn_products
 from onnxfuse.planning.space import SearchSpace, space_of
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, RuleSet, find_matches
 

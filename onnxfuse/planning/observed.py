@@ -13,9 +13,9 @@ from typing import Protocol
 import onnx
 
 from onnxfuse.graph.model import Graph, Node
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.placement import Kind
+from onnxfuse.planning.costs.traffic import Ledger, Observation
 
 LARGE_SECONDS = 20e-6
 """A node that no GPU of the target's kind runs faster than this shows whether the host waited for the GPU."""

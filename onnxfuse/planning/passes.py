@@ -1,14 +1,14 @@
 """The planner's passes, in their order: each makes a plan of the one before.
 
     matched      what rules name in each graph (``matching``)
-    grown        candidates: groups that grow, and what may stand in their place (``growing``)
+    grown        candidates: groups that grow, and what may stand in their place (``regions.growing``)
     selected     the candidates that are worth most, and their kernels (``choosing``)
-    bordered     views at their borders taken in (``borders``)
+    bordered     views at their borders taken in (``regions.borders``)
     measured     tuned kernels; what was measured slower is left out (``evidence``)
-    with_masks   attentions compute masks of places themselves (``masks``)
-    recomputed   values computed again where that costs less than to write and read them (``recompute``)
+    with_masks   attentions compute masks of places themselves (``regions.masks``)
+    recomputed   values computed again where that costs less than to write and read them (``regions.recompute``)
     compiled     kernels that spill run another way (``spills``)
-    joined       independent regions in one launch (``horizontal``)
+    joined       independent regions in one launch (``regions.horizontal``)
 
 Of the forms of a model that are weighed against one another, only the one that is taken is compiled: all that comes
 before is a ``drafted`` plan.
@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxfuse.planning.borders import bordered
 from onnxfuse.planning.choosing import selected
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.growing import grown
-from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
-from onnxfuse.planning.horizontal import joined
-from onnxfuse.planning.masks import with_masks
 from onnxfuse.planning.matching import matched
 from onnxfuse.planning.plan import Plan, revised
-from onnxfuse.planning.recompute import STAGE as RECOMPUTE
-from onnxfuse.planning.recompute import recomputed
+from onnxfuse.planning.regions.borders import bordered
+from onnxfuse.planning.regions.growing import grown
+from onnxfuse.planning.regions.horizontal import STAGE as HORIZONTAL_JOINS
+from onnxfuse.planning.regions.horizontal import joined
+from onnxfuse.planning.regions.masks import with_masks
+from onnxfuse.planning.regions.recompute import STAGE as RECOMPUTE
+from onnxfuse.planning.regions.recompute import recomputed
 
 Pass = Callable[[Plan, Context], Plan]
 

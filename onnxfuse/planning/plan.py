@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node
+from onnxfuse.planning.costs.traffic import shared
 from onnxfuse.planning.space import SearchSpace
-from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region

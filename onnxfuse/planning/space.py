@@ -10,9 +10,9 @@ from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts, beside_convolutions, converted, node_facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.grow import Group, Growth
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.traffic import Ledger
+from onnxfuse.planning.regions.grow import Group, Growth
 from onnxfuse.planning.weighing import CandidatePool, Members
 from onnxfuse.provider.removed import gives_back
 from onnxfuse.refusal import Refusal

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph.sizes import bytes_of, shapes_of
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.traffic import chosen_variant
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Built, Region
 from onnxfuse.schedules import USER, Kernel, named

@@ -15,11 +15,11 @@ from operator import or_
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts, inefficient, limited, operators, too_large, too_many
 from onnxfuse.planning.candidates import Maker
-from onnxfuse.planning.collapsing import Fold
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.grow import trimmed
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.legality import boundary, copied
 from onnxfuse.planning.objective import REFUSALS, Objective
+from onnxfuse.planning.regions.grow import trimmed
+from onnxfuse.planning.weights.collapsing import Fold
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
 from onnxfuse.rules import Prohibitions, RuleSet

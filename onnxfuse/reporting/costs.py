@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import fsum
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.region import Region
 from onnxfuse.rewriting import FUSED, OperatorRecord
 

@@ -3,7 +3,7 @@
     optimised ─ subject ─▶ regions weighed around it, what stopped them, its neighbours      NodeExplanation
               ─ remaining ─▶ what still passes through device memory, and why                ModelExplanation
 
-Bytes are those of ``planning.traffic`` (docs/bytes.md), seconds those of ``planning.cost``.
+Bytes are those of ``planning.costs.traffic`` (docs/bytes.md), seconds those of ``planning.costs.cost``.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.memory import peak_memory
+from onnxfuse.planning.costs.traffic import Ledger, Observation
 from onnxfuse.region import Region, RegionCost
 from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, FoldedEntry, FusionEntry, Sizes, Totals

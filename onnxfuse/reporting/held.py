@@ -21,9 +21,9 @@ from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import chosen_target
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.traffic import Ledger, plan_cost
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.layouts import is_converted
 from onnxfuse.region import Region, RegionCost

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnxfuse.graph.model import Node
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost

@@ -16,11 +16,11 @@ from onnxfuse.measuring.database import Database
 from onnxfuse.measuring.production import statistics_of
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import load
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
-from onnxfuse.planning.placement import place
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.hardware import Profile, find_profile, known_profiles, resolve_profile
+from onnxfuse.planning.costs.placement import place
+from onnxfuse.planning.costs.traffic import Ledger, plan_cost
 from onnxfuse.planning.recorded import solved
-from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.region import Region
 from onnxfuse.reporting.gather import name_of, replaced_nodes
 from onnxfuse.rewriting import FusedNode, original, read_fused

@@ -12,9 +12,9 @@ from onnxfuse.measuring import BenchResult, Side
 from onnxfuse.measuring.results import Ceiling, Rates
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import chosen_target
-from onnxfuse.planning.cost import is_measured, product_peak
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.cost import is_measured, product_peak
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.region import Region
 from onnxfuse.reporting.gather import input_sizes, is_fused
 from onnxfuse.reporting.held import counted_region

@@ -11,9 +11,9 @@ from onnxfuse.graph.model import Graph, Node
 from onnxfuse.lowering.alike import Lowerings
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.admission import Facts, node_facts
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.placement import Kind, Placement
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of, type_name
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.placement import Kind
+from onnxfuse.planning.costs.placement import Kind
 from onnxfuse.region import Region
 from onnxfuse.reporting.costs import main_node
 from onnxfuse.reporting.explain import Remaining, State

@@ -22,7 +22,7 @@ from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.intervals import Interval, interval_of
 from onnxfuse.measuring.ranges import INDICES, find_ranges, index_bound
-from onnxfuse.planning.caches import bound_together
+from onnxfuse.planning.regions.caches import bound_together
 from onnxfuse.region import decides_sizes
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel

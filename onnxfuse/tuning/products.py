@@ -19,8 +19,8 @@ from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.operators.classes import FLOAT, NARROW
 from onnxfuse.optimised import Tell, silent
 from onnxfuse.pipeline import Options, profile_of
-from onnxfuse.planning.contractions import STAGE as ATTENTION
-from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.contractions import STAGE as ATTENTION
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
 from onnxfuse.presence import present_profile
 from onnxfuse.tuning.timer import find_timer
 from onnxfuse.tuning.tune import Tuned, TuneOptions, tune

@@ -23,12 +23,12 @@ from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import STAGE as ATTENTION
-from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
-from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.costs.hardware import Profile, find_profile
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.passes import measured
+from onnxfuse.planning.regions.contractions import STAGE as ATTENTION
+from onnxfuse.planning.regions.depthwise import STAGE as DEPTHWISE
+from onnxfuse.planning.regions.horizontal import STAGE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import layout_record

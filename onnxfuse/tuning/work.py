@@ -16,7 +16,7 @@ from onnxfuse.measurements import is_of
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.operators.classes import QUANTIZE
 from onnxfuse.optimised import Tell
-from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
 from onnxfuse.schedules import SCHEDULES, Kernel, alone, parse_choice, words
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.tuning.ahead import Ahead

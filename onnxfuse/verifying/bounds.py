@@ -23,8 +23,8 @@ import onnxruntime
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph.sizes import bytes_of
-from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.memory import peak_memory
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.wording import option
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ import onnx
 
 from onnxfuse.errors import ModelError, VerificationError
 from onnxfuse.graph import LoadedModel
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.processors import processors
 from onnxfuse.verifying.bounds import Bounds, BoundSession, UntilEnded, run_bytes
 from onnxfuse.verifying.capture import GROUP_BYTES, run_model

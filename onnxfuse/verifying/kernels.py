@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture

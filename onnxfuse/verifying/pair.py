@@ -13,7 +13,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, LoadedModel, bind
 from onnxfuse.graph.sizes import type_name
 from onnxfuse.operators import load_graph
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.foreseen import Foreseeing

@@ -16,7 +16,7 @@ from onnxfuse.graph.constants import numpy_type
 from onnxfuse.measuring.fitting import misfit
 from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.measuring.sets import InputSet
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.verifying.results import RunInputs
 
 Array = NDArray[Any]

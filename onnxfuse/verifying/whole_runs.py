@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measuring.sets import InputSet
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 from onnxfuse.processors import processors
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, planned_form

@@ -37,7 +37,7 @@ from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import LoadedModel, build_graph, load_model
 from onnxfuse.measuring import make_inputs
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.costs.hardware import find_profile
 from onnxfuse.planning.objective import Hints
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import save

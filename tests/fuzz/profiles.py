@@ -16,7 +16,7 @@ from ends import FaultError
 
 import rules as rule_files
 from onnxfuse import api, pipeline
-from onnxfuse.planning.hardware import read_profiles, shipped_profiles
+from onnxfuse.planning.costs.hardware import read_profiles, shipped_profiles
 from onnxfuse.reporting import as_json
 
 NUMBERS = ("0", "-1", "1", "1e-300", "5e-324", "1e9", "1e308", "1e400", "-0.0", "9" * 18, "9" * 19, "9" * 400, "1e-9",

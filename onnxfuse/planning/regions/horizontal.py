@@ -23,12 +23,12 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.planning.admission import inefficient, too_large
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.costs.memory import GRANULE, most_held, peak_memory, rounded
+from onnxfuse.planning.costs.placement import Kind, Placement, place
+from onnxfuse.planning.costs.traffic import shared
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
-from onnxfuse.planning.memory import GRANULE, most_held, peak_memory, rounded
-from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
-from onnxfuse.planning.traffic import shared
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost, united
 from onnxfuse.schedules import sharing

@@ -17,12 +17,12 @@ from functools import cached_property
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators.classes import pools, slides
-from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import stays
-from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
-from onnxfuse.planning.products import STAGE
+from onnxfuse.planning.regions.beside import Beside, Offer
+from onnxfuse.planning.regions.contractions import stays
+from onnxfuse.planning.regions.grow import escaping
+from onnxfuse.planning.regions.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 
 MOST_BEHIND = 16

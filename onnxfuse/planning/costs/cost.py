@@ -21,12 +21,12 @@ from onnxfuse.graph.sizes import contents_of, shapes_of
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify, is_contraction
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
-from onnxfuse.planning.broadcasts import cached_seconds
-from onnxfuse.planning.caches import addresses_of
-from onnxfuse.planning.dequantised import product_type
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.memory import memory_saved
-from onnxfuse.planning.traffic import KernelTraffic, Ledger, Needs
+from onnxfuse.planning.costs.broadcasts import cached_seconds
+from onnxfuse.planning.costs.hardware import Profile
+from onnxfuse.planning.costs.memory import memory_saved
+from onnxfuse.planning.costs.traffic import KernelTraffic, Ledger, Needs
+from onnxfuse.planning.regions.caches import addresses_of
+from onnxfuse.planning.regions.dequantised import product_type
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import (
     OWN_BIAS,

@@ -23,10 +23,9 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
 from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, recurs, slides
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.library import (
+from onnxfuse.planning.costs.library import (
     LIBRARY,
     batched_seconds,
     cached_seconds,
@@ -39,7 +38,8 @@ from onnxfuse.planning.library import (
     recurrent_seconds,
     uneven_seconds,
 )
-from onnxfuse.planning.normed import normed_before, scales_operands
+from onnxfuse.planning.regions.beside import Beside, Offer
+from onnxfuse.planning.regions.normed import normed_before, scales_operands
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.provider.layouts import is_converted
 from onnxfuse.provider.removed import gives_back

@@ -39,7 +39,7 @@ from onnxfuse.operators.classes import (
     projects,
     recurs,
 )
-from onnxfuse.planning.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
+from onnxfuse.planning.costs.cost import CostModel, kernel_time, product_peak, tile_rate, uncached
 from onnxfuse.provider.kernels import biased
 from onnxfuse.provider.layouts import is_converted
 

@@ -10,18 +10,18 @@ that are one by weights side by side (``siblings``).
 from __future__ import annotations
 
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import STAGE as ATTENTION
-from onnxfuse.planning.contractions import offer_attentions
-from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
-from onnxfuse.planning.depthwise import offer_depthwise
-from onnxfuse.planning.gated import offer_gated
-from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.products import STAGE as PRODUCTS
-from onnxfuse.planning.products import offer_products
-from onnxfuse.planning.siblings import offer_siblings
-from onnxfuse.planning.sliced import offer_sliced
+from onnxfuse.planning.regions.contractions import STAGE as ATTENTION
+from onnxfuse.planning.regions.contractions import offer_attentions
+from onnxfuse.planning.regions.depthwise import STAGE as DEPTHWISE
+from onnxfuse.planning.regions.depthwise import offer_depthwise
+from onnxfuse.planning.regions.gated import offer_gated
+from onnxfuse.planning.regions.grow import Group, Growth, admitting
+from onnxfuse.planning.regions.products import STAGE as PRODUCTS
+from onnxfuse.planning.regions.products import offer_products
+from onnxfuse.planning.regions.siblings import offer_siblings
+from onnxfuse.planning.regions.sliced import offer_sliced
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import connected, ordered
 from onnxfuse.rules import RuleSet

@@ -10,8 +10,8 @@ bare, with what is computed of the result element by element, and with what is c
 from __future__ import annotations
 
 from onnxfuse.operators.classes import slides
-from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.regions.beside import Beside, Offer
 from onnxfuse.planning.weighing import CandidatePool, ordered
 
 STAGE = "depthwise"

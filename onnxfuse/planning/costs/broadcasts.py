@@ -12,8 +12,8 @@ from itertools import dropwhile
 
 from onnxfuse.graph.model import Value
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.planning.hardware import KIB, Profile
-from onnxfuse.planning.traffic import KernelTraffic
+from onnxfuse.planning.costs.hardware import KIB, Profile
+from onnxfuse.planning.costs.traffic import KernelTraffic
 
 NEAR = 128 * KIB
 """Bytes of a tensor that a multiprocessor's first-level cache holds, beside what else passes through it."""

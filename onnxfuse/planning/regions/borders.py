@@ -21,8 +21,8 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.choosing import planned
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.regions.grow import escaping
 from onnxfuse.region import Region
 from onnxfuse.rules import Prohibitions
 

@@ -20,12 +20,12 @@ from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import is_in_groups, slides
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import COMPUTES, stays
-from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
-from onnxfuse.planning.products import STAGE
+from onnxfuse.planning.regions.beside import Beside, Offer
+from onnxfuse.planning.regions.contractions import COMPUTES, stays
+from onnxfuse.planning.regions.grow import escaping
+from onnxfuse.planning.regions.products import STAGE
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 
 MOST_NODES = 24

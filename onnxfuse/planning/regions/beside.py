@@ -13,9 +13,9 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import classify
 from onnxfuse.operators.classes import QUANTIZE, moves_innermost, multiplied, quantised
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.collapsing import Fold
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import (
+from onnxfuse.planning.evidence import SLOWER
+from onnxfuse.planning.regions.contractions import (
     COMPUTES,
     MOVES,
     UNMEASURED,
@@ -26,12 +26,12 @@ from onnxfuse.planning.contractions import (
     paced_choice,
     stays,
 )
-from onnxfuse.planning.dequantised import dequantising
-from onnxfuse.planning.evidence import SLOWER
-from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.normed import normed_before, scales_operands
-from onnxfuse.planning.reduced import normed_behind, reduced_behind
+from onnxfuse.planning.regions.dequantised import dequantising
+from onnxfuse.planning.regions.grow import escaping
+from onnxfuse.planning.regions.normed import normed_before, scales_operands
+from onnxfuse.planning.regions.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
+from onnxfuse.planning.weights.collapsing import Fold
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
 from onnxfuse.schedules import Does, schedule_of

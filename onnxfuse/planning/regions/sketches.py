@@ -10,9 +10,9 @@ from typing import NamedTuple
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import elements_of
 from onnxfuse.operators import classify
-from onnxfuse.planning.contractions import COMPUTES
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.legality import copied
+from onnxfuse.planning.regions.contractions import COMPUTES
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.region import Region
 

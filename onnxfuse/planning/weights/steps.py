@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators.operands import number_attribute
-from onnxfuse.planning.linear import Linear, are_powers
+from onnxfuse.planning.weights.linear import Linear, are_powers
 
 Array = NDArray[Any]
 

@@ -23,8 +23,8 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.operators import flops_of
-from onnxfuse.planning.executions import runs_of
-from onnxfuse.planning.placement import Kind, Placement, place
+from onnxfuse.planning.costs.executions import runs_of
+from onnxfuse.planning.costs.placement import Kind, Placement, place
 from onnxfuse.provider.removed import given_back, same_memory, source
 from onnxfuse.region import Region
 

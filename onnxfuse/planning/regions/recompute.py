@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.planning.admission import inefficient, operators, too_large, too_many
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.grow import admitting
-from onnxfuse.planning.memory import most_held, peak_memory
+from onnxfuse.planning.costs.cost import CostModel
+from onnxfuse.planning.costs.memory import most_held, peak_memory
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.regions.grow import admitting
+from onnxfuse.planning.regions.sketches import Part, Sketches
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
-from onnxfuse.planning.sketches import Part, Sketches
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal

@@ -21,12 +21,12 @@ from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.operators import OperatorClass, classify, lowering_of
 from onnxfuse.planning.admission import too_large
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import COMPUTES
+from onnxfuse.planning.costs.traffic import Needs
 from onnxfuse.planning.legality import check_nodes, copied
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.regions.contractions import COMPUTES
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.space import SearchSpace
-from onnxfuse.planning.traffic import Needs
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.schedules import schedule_of

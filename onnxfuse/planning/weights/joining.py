@@ -5,8 +5,8 @@
        └─ Conv u ─▶
 
 The operand is read once, and there are as many tiles as of all of them.  It is a fold as others are
-(``planning.collapsing``): the function holds the nodes as they are, and their own weights are operands in host memory.
-No number of any weight is another one.
+(``collapsing``): the function holds the nodes as they are, and their own weights are operands in host memory.  No
+number of any weight is another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.operators.classes import weights_axis
-from onnxfuse.planning.collapsing import Fold, Folds, features, is_product
+from onnxfuse.planning.weights.collapsing import Fold, Folds, features, is_product
 
 MOST_JOINED = 4
 """Products that are joined: a fused node has room for the weights and biases of so many."""

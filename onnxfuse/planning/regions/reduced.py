@@ -15,9 +15,9 @@ from onnxfuse.graph.model import Graph, Node
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.contractions import COMPUTES, stays
-from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import is_convex
+from onnxfuse.planning.regions.contractions import COMPUTES, stays
+from onnxfuse.planning.regions.grow import escaping
 from onnxfuse.planning.weighing import Members, ordered
 from onnxfuse.schedules.reductions.reduction import MOST_IN_PIECES
 

@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import DEQUANTIZE, multiplied, quantised
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.costs.traffic import Ledger
 
 
 def dequantising(products: Sequence[Node], graph: Graph, admits: Callable[[Value], bool]) -> frozenset[Node]:

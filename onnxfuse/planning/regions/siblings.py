@@ -13,11 +13,11 @@ from functools import partial
 
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.beside import Beside, Offer, Outcome, union
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.products import STAGE, meet, multiplied_by_kernels
-from onnxfuse.planning.sliced import side_by_side
+from onnxfuse.planning.regions.beside import Beside, Offer, Outcome, union
+from onnxfuse.planning.regions.grow import escaping
+from onnxfuse.planning.regions.products import STAGE, meet, multiplied_by_kernels
+from onnxfuse.planning.regions.sliced import side_by_side
 from onnxfuse.planning.weighing import CandidatePool, Members
 
 

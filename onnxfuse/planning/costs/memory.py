@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.planning.costs.placement import Kind
+from onnxfuse.planning.costs.traffic import Ledger, shared
 from onnxfuse.planning.legality import Contraction, apart
-from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.provider.removed import passes_on, same_memory
 from onnxfuse.region import Region
 

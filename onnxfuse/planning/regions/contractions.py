@@ -23,9 +23,9 @@ from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import QUANTIZE, keeps_caches, multiplied, projects
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.legality import is_convex
-from onnxfuse.planning.normed import normed_before, scales_operands
+from onnxfuse.planning.regions.normed import normed_before, scales_operands
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost

@@ -26,9 +26,9 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.scalars import FLOAT, NARROW, TYPES
 from onnxfuse.operators.classes import weights_axis
 from onnxfuse.operators.operands import number_attribute
-from onnxfuse.planning.linear import Linear, typed
-from onnxfuse.planning.steps import VIEWS, Step, along, step_of, viewed
-from onnxfuse.planning.transposing import dequantised_weights, size_of, transposed
+from onnxfuse.planning.weights.linear import Linear, typed
+from onnxfuse.planning.weights.steps import VIEWS, Step, along, step_of, viewed
+from onnxfuse.planning.weights.transposing import dequantised_weights, size_of, transposed
 from onnxfuse.refusal import Refusal
 from onnxfuse.wording import option
 
