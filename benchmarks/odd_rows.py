@@ -30,7 +30,8 @@ from softmax_passes import reading_again
 
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.costs.hardware import Profile, resolve_profile
-from onnxfuse.schedules import Kernel, make_kernel, reduction
+from onnxfuse.schedules import Kernel, make_kernel
+from onnxfuse.schedules.reductions import reduction
 from onnxfuse.schedules.reductions.peel import LONG_ODD_ROW
 from onnxfuse.schedules.reductions.rows import IN_SHARED
 from onnxfuse.tuning.subjects import Subject, subjects_of

@@ -27,8 +27,9 @@ from region_times import machine_options
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, make_kernel, phases
+from onnxfuse.schedules import Kernel, make_kernel
 from onnxfuse.schedules.kernel import STREAM
+from onnxfuse.schedules.reductions import phases
 from onnxfuse.schedules.reductions.rows import IN_SHARED, SHARED
 from onnxfuse.tuning.subjects import Subject, subjects_of
 

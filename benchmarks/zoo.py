@@ -403,19 +403,21 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
               help="Models prepared at once.")
 @click.option("--seconds", type=float, default=180, show_default=True, help="Most that one row may take.")
+@click.option("--within", type=click.FloatRange(min=0), default=math.inf, show_default="no limit", metavar="SECONDS",
+              help="Measure no row once so many are over; what was measured until then is written.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, quick: bool, list_kernels: int,
          pairs: tuple[str, ...], disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
-         database: Path | None, measure_seconds: float, report_only: bool, jobs: int, seconds: float, out: Path
-         ) -> None:
+         database: Path | None, measure_seconds: float, report_only: bool, jobs: int, seconds: float, within: float,
+         out: Path) -> None:
     rows, bars = [replace(row, quantised=integers) for row in choose(names, networks)], _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
     planning = {"disable": _disabled(disable), "provider_options": settings["provider_options"]}
     if quick:
         settings |= {"runs": 50, "laps": 5, "memory": False}
-    outcomes = []
+    until = time.monotonic() + within
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-zoo-"))
         if database is not None:
@@ -425,14 +427,8 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
         if measure_seconds:
             _measure_each(rows, measure_seconds, **planning)
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, **planning))
-        for row in rows:
-            prepared = made[row.name]
-            if isinstance(prepared, str):
-                outcomes.append(Outcome(row, None, error=prepared))
-            elif report_only:
-                outcomes.append(Outcome(row, prepared.report, prepared.seconds))
-            else:
-                outcomes.append(_measured(prepared, settings, seconds))
+        asked = None if report_only else settings
+        outcomes = [_outcome(row, made[row.name], asked, min(seconds, until - time.monotonic())) for row in rows]
     if report_only:
         _show_bytes(outcomes)
         sys.exit(any(outcome.error for outcome in outcomes))
@@ -462,6 +458,17 @@ def _measure_each(rows: Sequence[Row], seconds: float, disable: Sequence[str],
         except ApartError as error:  # it is planned by what was measured until then
             found = f"{row.name}: {str(error).strip()}"
         click.echo(f"  {found}", err=True)
+
+
+def _outcome(row: Row, prepared: PreparedRow | str, settings: Mapping[str, Any] | None, seconds: float) -> Outcome:
+    """What becomes of a row in so many seconds; nothing is measured without settings."""
+    if isinstance(prepared, str):
+        return Outcome(row, None, error=prepared)
+    if settings is None:
+        return Outcome(row, prepared.report, prepared.seconds)
+    if seconds <= 0:
+        return Outcome(row, prepared.report, prepared.seconds, error="not measured: the time for all rows was over")
+    return _measured(prepared, settings, seconds)
 
 
 def _measured(prepared: PreparedRow, settings: Mapping[str, Any], seconds: float) -> Outcome:

@@ -30,10 +30,10 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality = map(
-    importlib.import_module, ("softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products",
-                              "optimising", "tune", "locality"))
-transposed, recurrent, region_times = map(importlib.import_module, ("transposed", "recurrent", "region_times"))
+(softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality, transposed,
+ recurrent, region_times) = map(importlib.import_module, (
+    "softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products", "optimising", "tune",
+    "locality", "transposed", "recurrent", "region_times"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -176,6 +176,12 @@ def test_a_row_without_a_result_meets_no_bar():
     text, met = zoo.show(outcomes, [], 3)
     assert met and "- bert_base_fp16:8:128: it crashed" in text
     assert "softmax\\|x" in text  # a bar in a name does not end a cell
+
+
+def test_no_row_is_measured_once_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(zoo, "_measured", lambda *_: pytest.fail("too late"))
+    prepared = zoo.PreparedRow(zoo.all_rows()[0], "one.onnx", "two.onnx", None, 1.0)
+    assert "time for all rows was over" in zoo._outcome(prepared.row, prepared, {}, 0.0).error
 
 
 def test_report_only(tmp_path):
