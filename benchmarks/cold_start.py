@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 from common import RESULTS, ZOO, ApartError, apart, hydrate, measured_on, table, write_results
-from zoo import Row, choose
+from zoo_rows import Row, choose
 
 from onnxfuse import runtime
 from onnxfuse.measuring.machine import find_machine, start_provider

@@ -24,7 +24,8 @@ from typing import Any
 
 import click
 from common import RESULTS, ApartError, apart, hydrate, measured_on, packed, table, write_results
-from zoo import PreparedRow, Row, choose, measure, prepare_all
+from zoo import PreparedRow, measure, prepare_all
+from zoo_rows import Row, choose
 
 from onnxfuse.measuring.database import VARIABLE
 

@@ -23,7 +23,7 @@ import onnxruntime
 from common import RESULTS, apart, environment, hydrate, networks_option, table, write_results
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from zoo import Row, choose
+from zoo_rows import Row, choose
 
 from onnxfuse.measuring.compare import compare
 from onnxfuse.rewriting import value_types

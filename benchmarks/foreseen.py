@@ -22,7 +22,7 @@ from typing import Literal
 
 import click
 from common import packed, table
-from zoo import Row, choose
+from zoo_rows import Row, choose
 
 from onnxfuse.measurements import Measurements, find_measurements
 from onnxfuse.optimised import Optimised

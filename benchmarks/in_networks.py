@@ -33,7 +33,8 @@ import click
 from common import apart, environment, measured_on, packed, row_options, table, write_results
 from predictions import Compared, Predicted, compare, measure, regions_of
 from region_times import copy_rate, torch_convolution, torch_microseconds
-from zoo import Row, choose, fuse, prepare_all
+from zoo import fuse, prepare_all
+from zoo_rows import Row, choose
 
 from onnxfuse.graph.model import Node
 from onnxfuse.graph.sizes import shapes_of

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import click
 from common import RESULTS, ZOO, ApartError, Environment, apart, environment, hydrate, measured_on, table, write_results
-from zoo import choose
+from zoo_rows import choose
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import save

@@ -24,7 +24,8 @@ from typing import Any
 import click
 from common import ZOO, ApartError, apart, environment, hydrate, measured_on, row_options, table, write_results
 from fitting import NEAR, fit_text
-from zoo import Row, choose, fuse, prepare_all
+from zoo import fuse, prepare_all
+from zoo_rows import Row, choose
 
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering.launch import LaunchPlan, Step

@@ -29,7 +29,8 @@ import click
 from common import ZOO, apart, environment, find_tool, hydrate, row_options, table, write_results
 from predictions import Predicted, Region, predict
 from recount import count, load
-from zoo import Row, choose, prepare_all
+from zoo import prepare_all
+from zoo_rows import Row, choose
 
 from onnxfuse.measuring.cupti import demangled
 

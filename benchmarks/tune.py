@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 from common import ZOO, ApartError, apart, measured_on, networks_option, packed, quantised_option, table
-from zoo import Row, choose
+from zoo_rows import Row, choose
 
 from onnxfuse import tuning
 from onnxfuse.measuring.database import open_database

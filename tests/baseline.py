@@ -42,8 +42,8 @@ def zoo() -> Iterator[tuple[str, Make]]:
 
 def rows(target: str, database: Any) -> Iterator[tuple[str, Make]]:
     """The zoo's rows for one GPU."""
-    from zoo import all_rows
     from zoo_models import FOLDER, hydrating
+    from zoo_rows import all_rows
 
     from onnxfuse.pipeline import Options, optimise
 

@@ -150,7 +150,7 @@ def test_no_modules_import_each_other() -> None:
 def test_planning_makes_kernels_in_one_place() -> None:
     """Where they are known from then on (``planning.known``)."""
     makers = {f"onnxfuse.schedules.{name}" for name in ("asked", "make_kernel")}
-    found = {path.name for path in (PACKAGE / "planning").glob("*.py") if imported(path) & makers}
+    found = {path.name for path in (PACKAGE / "planning").rglob("*.py") if imported(path) & makers}
     assert found == {"known.py"}
 
 

@@ -27,9 +27,8 @@ from onnxfuse.tuning import Tuned
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
-    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
-                              "ways"))
+common, cold_start, kernels, zoo, rows, predictions, fitting, traffic, spills, ways = map(importlib.import_module, (
+    "common", "cold_start", "kernels", "zoo", "zoo_rows", "predictions", "fitting", "traffic", "spills", "ways"))
 (softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality, transposed,
  recurrent, region_times) = map(importlib.import_module, (
     "softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products", "optimising", "tune",
@@ -37,7 +36,7 @@ common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = 
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
-    row = next(row for row in zoo.all_rows() if row.name == name)
+    row = next(row for row in rows.all_rows() if row.name == name)
     spread = Spread(gpu, gpu, gpu, gpu, gpu, gpu, gpu, 10)
     share = KernelShare("softmax|x", 2, 0.5)
     side = Side("m.onnx", 1.0, spread, spread, 5, 0, (share,), 2**21)
@@ -72,19 +71,19 @@ def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
 
 
 def test_the_mean_is_of_thirteen_rows():
-    rows = [row for row in zoo.all_rows() if row.in_mean]
-    assert len(rows) == 13 and len(zoo.all_rows()) == 18
-    assert [row.name for row in rows if row.family == "bert_base"] == list(BERT)
-    assert len({row.family for row in rows}) == 11
+    thirteen = [row for row in rows.all_rows() if row.in_mean]
+    assert len(thirteen) == 13 and len(rows.all_rows()) == 18
+    assert [row.name for row in thirteen if row.family == "bert_base"] == list(BERT)
+    assert len({row.family for row in thirteen}) == 11
 
 
 def test_every_symbol_of_a_row_has_a_size():
-    row = next(row for row in zoo.all_rows() if row.name == "t5_encoder_fp16:8:256")
+    row = next(row for row in rows.all_rows() if row.name == "t5_encoder_fp16:8:256")
     assert row.dims == {"s33": 8, "s50": 256, "s6": 8}
 
 
 def test_rows_are_chosen_by_how_their_names_begin():
-    assert [row.name for row in zoo.choose("llama_fp16,bert_base_fp16")] == [
+    assert [row.name for row in rows.choose("llama_fp16,bert_base_fp16")] == [
         "bert_base_fp16:8:128", "bert_base_fp16:32:384", "llama_fp16:1:1024"]
     result = CliRunner().invoke(zoo.main, ["--rows", "lama", "--report-only"])
     assert result.exit_code == 2 and "no row begins with 'lama'; there are: bert_base_fp16:8:128, " in result.output
@@ -102,7 +101,7 @@ def test_rows_are_tuned_for_the_seconds_that_are_asked():
 
 
 def test_rows_are_measured_first_as_optimize_does(monkeypatch):
-    row = next(row for row in zoo.all_rows() if row.name == "tower_fp32:8192")
+    row = next(row for row in rows.all_rows() if row.name == "tower_fp32:8192")
     asked = []
     tuned = Tuned("GPU", "database", (), (), 1.0)
     for found, words in ((None, "nothing"), (tuned, "0 ways, 0 left")):
@@ -129,7 +128,7 @@ def test_a_packed_database_is_packed_again_whole_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize(("name", "gpu"), [("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200")])
 def test_what_was_measured_for_published_figures_is_kept(name, gpu):
-    with common.packed(zoo.ZOO / f"measured-{name}.sqlite.xz") as path, open_database(path) as database:
+    with common.packed(common.ZOO / f"measured-{name}.sqlite.xz") as path, open_database(path) as database:
         assert {where.gpu for where in database.environments()} == {gpu}
         assert database.counts()[0] > 5000 and {row.status for _, row in database} == {"ok"}
 
@@ -169,7 +168,7 @@ def test_bars_are_checked():
 
 
 def test_a_row_without_a_result_meets_no_bar():
-    row = zoo.all_rows()[0]
+    row = rows.all_rows()[0]
     outcomes = [outcome("tower_fp32:8192", 4.0), zoo.Outcome(row, None, error="it crashed")]
     bars = [zoo.Bar.parse(text) for text in ("1.0", "each=1", "tower=3")]
     assert [met for _, met, _ in zoo.check(bars, outcomes)] == [False, False, True]
@@ -180,7 +179,7 @@ def test_a_row_without_a_result_meets_no_bar():
 
 def test_no_row_is_measured_once_the_time_is_over(monkeypatch):
     monkeypatch.setattr(zoo, "_measured", lambda *_: pytest.fail("too late"))
-    prepared = zoo.PreparedRow(zoo.all_rows()[0], "one.onnx", "two.onnx", None, 1.0)
+    prepared = zoo.PreparedRow(rows.all_rows()[0], "one.onnx", "two.onnx", None, 1.0)
     assert "time for all rows was over" in zoo._outcome(prepared.row, prepared, {}, 0.0).error
 
 
@@ -340,7 +339,7 @@ def region(name: str = "k", grid=(8, 1, 1), predicted: float = 10.0, **given):
 
 
 def planned(*regions):
-    return predictions.Predicted(next(row for row in zoo.all_rows() if row.model == "tower_fp32"), "a", "b", "H200",
+    return predictions.Predicted(next(row for row in rows.all_rows() if row.model == "tower_fp32"), "a", "b", "H200",
                                  regions)
 
 
@@ -379,7 +378,7 @@ def test_a_kernel_that_did_not_run_as_planned_is_said():
 def test_predictions_of_a_real_row_and_back_from_json(tmp_path):
     """Four of the tower's regions are one kernel, of 8192 x 1024 floats read twice, two biases, and as much written;
     the fifth is the last product's bias with what follows it."""
-    (made,) = predictions.predict([next(row for row in zoo.all_rows() if row.model == "tower_fp32")], str(tmp_path),
+    (made,) = predictions.predict([next(row for row in rows.all_rows() if row.model == "tower_fp32")], str(tmp_path),
                                   "B200")
     assert made.target == "B200" and len(made.regions) == 5
     made = replace(made, regions=[one for one in made.regions if one.bytes > 65536])

@@ -42,7 +42,7 @@ def test_a_header_is_its_definitions(name: str) -> None:
 
 
 def test_what_texts_call_is_defined() -> None:
-    called = {name for path in FOLDER.glob("*.py") for name in re.findall(r"\bof::([A-Za-z]\w*)", path.read_text())}
+    called = {name for path in FOLDER.rglob("*.py") for name in re.findall(r"\bof::([A-Za-z]\w*)", path.read_text())}
     defined = {name for each in HEADERS for one in definitions(each) for name in one.names}
     assert called - {"name"} <= defined and len(called) > 60
 

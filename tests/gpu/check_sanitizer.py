@@ -146,7 +146,7 @@ def model_jobs(names: Sequence[str], target: str | None) -> Iterator[Job | str]:
     """Kernels of zoo models, "model:sizes"; planned for the row's sizes and for these."""
     from common import ZOO, hydrate
     from traffic import row_of
-    from zoo import Row
+    from zoo_rows import Row
 
     from onnxfuse.graph.binding import bind
     from onnxfuse.pipeline import Options, optimise

@@ -173,7 +173,7 @@ def models(folder: Path, rows: str) -> list[tuple[str, Path, Mapping[str, int]]]
     import onnx
     from cli_models import encoder
     from common import ZOO, hydrate
-    from zoo import choose
+    from zoo_rows import choose
 
     path = folder / "encoder.onnx"
     onnx.save(encoder(layers=2, hidden=768, heads=12, dtype="float16"), path)

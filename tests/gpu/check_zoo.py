@@ -67,7 +67,7 @@ def check(name: str, full: bool, faults: bool, emulate: bool) -> Checked:
 
 def _check(name: str, full: bool, faults: bool, emulate: bool, start: float, parts: dict[str, float]) -> Checked:
     from common import ZOO, hydrate
-    from zoo import choose
+    from zoo_rows import choose
 
     from onnxfuse.errors import KernelError
     from onnxfuse.pipeline import Options, optimise
@@ -180,7 +180,7 @@ def main() -> int:
         from building import build
 
         build()
-    from zoo import choose
+    from zoo_rows import choose
 
     chosen = choose(arguments.rows)
     # One row of each model, unless asked for by name or at full size.
