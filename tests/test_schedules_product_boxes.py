@@ -282,6 +282,7 @@ def test_weights_that_stay_may_be_infinite() -> None:
 def test_weights_stay_where_there_is_room_and_use(text: str, stay: bool) -> None:
     made = make(text.replace("T[", "float16["))
     assert ("_stays" in made.kernel.plan.variants[0].steps[0].kernel) == stay
+    assert any(dict(choice.settings).get("stays") for choice in made.kernel.choices) == stay
 
 
 def test_each_tile_has_all_columns_of_what_stays() -> None:

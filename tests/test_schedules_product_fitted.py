@@ -37,10 +37,12 @@ def text(behind: str) -> str:
     (80, {(128, 80, 2), (256, 80, 1), (128, 80, 1), (64, 80, 2)}),
     (144, {(128, 144, 2), (256, 80, 1), (128, 144, 1), (64, 80, 2)}),
     (336, {(128, 112, 2), (256, 112, 1), (128, 176, 1), (64, 112, 2)}),
-    (480, set()),
+    (480, {(128, 160, 2), (128, 240, 1)}),
+    (1000, set()),  # seven times 144 would be a sixty-fourth less
     (64, set()), (128, set()), (192, set()), (256, set()), (4096, set())])
 def test_columns_are_those_of_the_results_where_others_would_be_empty(
-        columns: int, wanted: set[tuple[int, int, int]]) -> None:
+        columns: int, wanted: set[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfuse.schedules.products.product.MOST_TILES", 9)
     kernel = product(text("SiLU"), planned={"M": 25088, "K": 72, "N": columns}).kernel
     named = re.match(r"tiles of (\d+) x (\d+), .* at a time (\d)", kernel.plan.variants[0].name)
     assert named is not None
