@@ -142,6 +142,12 @@ def test_results_that_are_neighbours_are_stored_together(case: str) -> None:
     assert "of::store(o0 + " in product(text, planned=sizes).kernel.code.functions[0].body
 
 
+def test_one_column_is_one_row_of_the_other_operand() -> None:
+    """Whose results are neighbours so: the operand of many rows is then read once, as weights are by few rows."""
+    text, sizes = FORMS["one column"]
+    assert "few" in product(text, planned=sizes).kernel.plan.variants[0].steps[0].kernel
+
+
 @pytest.mark.parametrize("sizes", [{"M": 0, "K": 5, "N": 5}, {"M": 5, "K": 0, "N": 5}, {"M": 8, "K": 0, "N": 8}, {"M": 5, "K": 5, "N": 0}])
 def test_nothing(sizes: Mapping[str, int]) -> None:
     """Of nothing the sum is zero."""

@@ -128,7 +128,7 @@ def test_sizes_that_a_box_was_not_chosen_for() -> None:
 
 def test_blocks_in_any_order_go_through_many_tiles() -> None:
     """Rows behind a box's last are none, though the next image has them: a block writes its own results alone."""
-    for made in (*boxed(PLAIN.replace("2,9,11", "3,20,23")), *boxed(PLANES)):
+    for made in (*boxed(PLAIN.replace("2,9,11", "3,20,23")), *boxed(PLAIN.replace("2,9,11", "37,7,7")), *boxed(PLANES)):
         for order, multiprocessors in (("backward", 132), (3, 1)):
             check(made, random_inputs(made, {}), length=600, misalign=False, orders=[order],
                   multiprocessors=multiprocessors)

@@ -144,7 +144,8 @@ def test_it_comes_first_where_channels_fill_no_stage_of_boxes(channels: int, own
 
 
 @pytest.mark.parametrize(("channels", "results", "own"), [
-    (8, 16, True), (12, 32, True), (16, 24, False), (28, 32, False), (16, 40, False), (32, 24, False)])
+    (8, 16, True), (12, 32, True), (16, 24, False), (28, 32, False), (16, 40, False), (32, 24, False),
+    (12, 40, False), (4, 64, False)])
 def test_of_float32_it_comes_first_where_results_are_few_too(channels: int, results: int, own: bool) -> None:
     text = PLAIN.replace("32]", f"{channels}]").replace("24", f"{results}").replace("2,17,21", "16,80,80")
     kernel = make(text.replace("T[", "float[")).kernel
