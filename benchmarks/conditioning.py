@@ -29,9 +29,7 @@ from onnxfuse.measuring.compare import compare
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.evaluate import CPU, exact_options
 from onnxfuse.verifying.reference import rounded_model
-from onnxfuse.verifying.rounded_products import with_rounded_products
-
-PRODUCTS = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"))
+from onnxfuse.verifying.rounded_products import is_product, with_rounded_products
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def rounding(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> tuple
     if any(kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for kind in types.values()):
         what, rounded = "results, to 16 bits", rounded_model(with_constants(model), types)
     else:
-        products = [node for node in model.graph.node if node.op_type in PRODUCTS]
+        products = [node for node in model.graph.node if is_product(node)]
         what, rounded = "operands of products, to TF32", with_rounded_products(model, products, types)
     errors = compare(outputs(model, feeds), outputs(rounded, feeds, exact_options()))
     return what, max((each.error for each in errors), default=0.0)

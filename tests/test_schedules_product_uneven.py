@@ -78,11 +78,14 @@ def test_results_that_are_stored_by_themselves_take_longer() -> None:
     assert (one.pace.ends, other.pace.ends) == (0.0, pytest.approx(RESULT_ALONE * 64 * 64))
     shorter = product(TRANSPOSED, planned=sizes | {"N": 1020}).kernel
     assert shorter.pace and shorter.pace.ends == 0.0  # by vectors of four
-    text = ("g (T[2,28,28,64] t, T[25,1,1,64] v) => (T[2,14,14,25] y) { x = Transpose<perm = [0,3,1,2]>(t) "
-            "w = Transpose<perm = [0,3,1,2]>(v) c = Conv<strides = [2,2]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }")
-    convolution = product(text).kernel
-    assert "specialised2_2x2x14" in convolution.plan.variants[0].steps[0].kernel  # boxes of windows
-    assert convolution.pace and convolution.pace.ends <= 0.0  # whose tiles were measured with what stores them
+    for sizes_of, conv, kernel in (("28,28 14,14 1,1", "strides = [2,2]", "specialised2_2x2x14"),  # boxes of windows
+                                   ("16,16 16,16 3,3", "pads = [1,1,1,1]", "shared")):
+        image, result, window = sizes_of.split()
+        text = (f"g (T[2,{image},64] t, T[25,{window},64] v) => (T[2,{result},25] y) {{ x = Transpose<perm = [0,3,1,2]>(t) "
+                f"w = Transpose<perm = [0,3,1,2]>(v) c = Conv<{conv}>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }}")
+        convolution = product(text).kernel
+        assert kernel in convolution.plan.variants[0].steps[0].kernel
+        assert convolution.pace and convolution.pace.ends <= 0.0  # whose tiles were measured with what stores them
 
 
 def test_vectors_that_begin_anywhere_ask_for_no_alignment() -> None:

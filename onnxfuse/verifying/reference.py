@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import HOST_INPUTS
-from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
 from onnxfuse.verifying.device_arrays import Values
 from onnxfuse.verifying.device_bodies import device_body, unsuited
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.feeds import is_float
 from onnxfuse.verifying.hidden import guarded_model, may_hide, outweighed_model, shown
-from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
+from onnxfuse.verifying.rounded_products import is_product, rounds, with_rounded_products
 from onnxfuse.verifying.spelled_out import spelled_out
 from onnxfuse.verifying.tolerances import WIDTHS
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, WAY, wavering_model
@@ -118,7 +117,7 @@ class Reference:
             elif _attends(node):
                 softmax = True
                 multiplied.update(node.input[:3])
-            elif _is_product(node) or not multiplied.isdisjoint(node.output):
+            elif is_product(node) or not multiplied.isdisjoint(node.output):
                 multiplied.update(node.input)
         return frozenset(info.name for info in self.body.graph.input if softmax) - multiplied
 
@@ -225,7 +224,7 @@ class Reference:
     @cached_property
     def products(self) -> list[onnx.NodeProto]:
         """The body's products and convolutions."""
-        return [node for node in self.spelled.graph.node if _is_product(node)]
+        return [node for node in self.spelled.graph.node if is_product(node)]
 
     @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
@@ -235,7 +234,7 @@ class Reference:
     @cached_property
     def _outweighed(self) -> Evaluator | None:
         nodes = self.spelled.graph.node
-        if sum(map(_is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.spelled):
+        if sum(map(is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.spelled):
             return None
         return Evaluator(outweighed_model(self.lifted), self._declared)
 
@@ -441,8 +440,3 @@ def lengths(arrays: Mapping[str, Array], outputs: Sequence[Values]) -> int:
 def _attends(node: onnx.NodeProto) -> bool:
     """Whether a node is two products with a softmax between."""
     return node.op_type == "Attention" and not node.domain
-
-
-def _is_product(node: onnx.NodeProto) -> bool:
-    record = OPERATORS.get((node.domain, node.op_type))
-    return record is not None and record.kind is OperatorClass.HEAVY

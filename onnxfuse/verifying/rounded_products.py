@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxfuse.graph.order import STANDARD_DOMAINS
+from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.spelling import Spelling
 
@@ -33,6 +34,12 @@ more, and then rounded."""
 def rounds(node: FusedNode, products: Iterable[onnx.NodeProto], types: Mapping[str, int]) -> bool:
     """Whether the kernel of a fused node rounds operands of these products of its body."""
     return node.rounds and any(_operands(product, types) for product in products)
+
+
+def is_product(node: onnx.NodeProto) -> bool:
+    """Whether a node is a product or a convolution, or has one inside."""
+    record = OPERATORS.get((node.domain, node.op_type))
+    return record is not None and record.kind is OperatorClass.HEAVY
 
 
 def with_rounded_products(body: onnx.ModelProto, products: Iterable[onnx.NodeProto], types: Mapping[str, int],

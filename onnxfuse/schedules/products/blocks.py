@@ -79,9 +79,9 @@ PAIRED_STEPS = 4
 times as long as the best of others where that is 64 or 128 elements, 0.98 where it is 256, 1.19 where 512; with SiLU
 0.84 to 1.06 (H200)."""
 
-PAIRED_FIRST, PAIRED_TILES = 2, 4
-"""Such stages up to which, and tiles of 128 rows a multiprocessor from which on two blocks by turns are the first
-(H200, beside the best of others: of 102,400 rows of 96 to 64, SiLU, 11.2 microseconds for 12.5, of 64 to 32 7.1 for
+PAIRED_FIRST, SHORTEST, PAIRED_TILES = (128, 2), 2, 4
+"""Of these those that are first, such stages up to which, and tiles a multiprocessor from which on they are (H200,
+beside the best of others: of 102,400 rows of 96 to 64, SiLU, 11.2 microseconds for 12.5, of 64 to 32 7.1 for
 7.8, of 100,352 rows of 96 to 24 without what follows 8.3 for 8.4; of 144 to 24 11.2 for 10.7, and of 25,088 of 144 to
 40 5.7 for 5.2)."""
 
@@ -191,11 +191,14 @@ class Blocks(Tiles):
         blocks = [
             (self._specialised_shape(rows, columns, 1, turns=turns), self.count(rows, columns), rate)
             for (rows, columns, turns), rate in self._copying.items() if self._are_panels(columns)]
-        found, pairs = self._quickest(most, blocks, self.steps), self._pairs()
-        by_turns = [shape for shape in pairs if shape.turns > 1 and shape.rows == PAIRED[-1][0]]
-        first = by_turns if self.steps <= PAIRED_FIRST and not self.parts.rounds and self.count(
-            PAIRED[-1][0], NARROW) >= PAIRED_TILES * HOPPER_HAS else []
-        return [*first, *found, *(shape for shape in pairs if shape not in first)]
+        found = [*self._quickest(most, blocks, self.steps), *self._pairs()]
+        return sorted(found, key=lambda shape: not self._is_first(shape))
+
+    def _is_first(self, shape: SpecialisedShape) -> bool:
+        """Whether it is two blocks by turns where tiles are many and short."""
+        by_turns = shape.blocks > 1 and (shape.rows, shape.turns) == PAIRED_FIRST and not self.parts.rounds
+        return by_turns and self.steps <= SHORTEST and self.count(
+            shape.rows, shape.columns) >= PAIRED_TILES * HOPPER_HAS
 
     def _fitted(self) -> dict[tuple[int, int, int], float]:
         """Tiles that are as wide as the results, or an even part of them, where of all others more would be empty; and
