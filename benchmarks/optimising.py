@@ -75,7 +75,7 @@ def optimised(subject: Subject, cache: str, target: str | None, verify: bool) ->
     options = Options(dims=subject.dims, target=target, verify=verify, compile=True, database=False)
     done = optimise(subject.path, options, tell)
     tell("writing", 0, 0)
-    save(done.model, Path(cache) / "fused.onnx", source=done.loaded)
+    save(done.lean, Path(cache) / "fused.onnx", source=done.loaded)
     tell("", 0, 0)
     summary = "skipped" if done.verification is None else done.verification.summary
     return Taken(time.perf_counter() - start, dict(stages), len(done.rewritten.placed), summary,

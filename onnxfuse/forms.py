@@ -418,7 +418,8 @@ def _with_weights(form: Form, plan: Plan) -> Form:
     arrays = {value.name: value.contents() for region in regions for value in region.folded
               if value.contents is not None}
     values = {value.name: value for region in regions for value in region.folded}
-    return replace(form, loaded=replace(form.loaded, proto=with_weights(form.loaded.proto, made, arrays)),
+    proto = with_weights(form.loaded.proto, made, arrays, form.loaded.store)
+    return replace(form, loaded=replace(form.loaded, proto=proto),
                    graph=replace(form.graph, values={**form.graph.values, **values}))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 
 from onnxfuse.graph import Graph, LoadedModel
+from onnxfuse.graph.store import whole
 from onnxfuse.planning.costs.cost import CostModel
 from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.planning.costs.traffic import Ledger
@@ -71,10 +73,17 @@ class Optimised:
     first_run: FirstRun | None = field(default=None, repr=False, compare=False)
     foreseen: Foreseeing | None = field(default=None, repr=False, compare=False)
 
-    @property
+    @cached_property
     def model(self) -> onnx.ModelProto:
-        """The fused model."""
-        return self.rewritten.model
+        """The fused model, all weights of its in it that the loaded model held."""
+        return whole(self.rewritten.model)
+
+    @property
+    def lean(self) -> onnx.ModelProto:
+        """The fused model as it is kept until ``model`` is asked for, which may be changed then: larger weights may be
+        references to those of the loaded one."""
+        made: onnx.ModelProto = self.__dict__.get("model", self.rewritten.model)
+        return made
 
     @property
     def folder(self) -> Path | None:

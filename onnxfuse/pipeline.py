@@ -184,8 +184,8 @@ class _Optimisation:
     def of(loaded: LoadedModel, rules: RuleSet, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
         """Begin it; ``starting``: where compilers and drivers may start meanwhile."""
         tell("planning", 0, 0)
-        folds = not is_optimised(loaded.proto) and SHAPE_ARITHMETIC not in rules.disabled
-        folded = fold(loaded) if folds else loaded
+        lean = loaded if is_optimised(loaded.proto) else loaded.lean()
+        folded = lean if lean is loaded or SHAPE_ARITHMETIC in rules.disabled else fold(lean)
         profile, assumed = chosen_target(options.target, options.rules)
         compiler = starting.submit(read_back, profile, partial(tell, COMPILING)) if options.compiles else None
         runner = starting.submit(runner_for, options.provider_options) if options.verify else None

@@ -51,7 +51,7 @@ class Result:
             ModelError: there is more to draw than can be looked at.
         """
         with told(self.optimised.loaded.path):
-            return picture(self.model, Path(self.report.model).name)
+            return picture(self.optimised.lean, Path(self.report.model).name)
 
     def write(self, path: str | Path | None = None, *, external: External = "keep",
               progress: Callable[[int, int], None] | None = None) -> Saved:
@@ -75,7 +75,7 @@ class Result:
         if external not in get_args(External):
             raise ValueError(f"external is {external!r}; it can be {', '.join(map(repr, get_args(External)))}")
         with told(source.path, path):
-            return rewriting.save(self.model, path, source=source, external=external, progress=progress)
+            return rewriting.save(self.optimised.lean, path, source=source, external=external, progress=progress)
 
     def lock(self) -> Lock:
         """What is fused, by onnxfuse and by ONNX Runtime itself, to hold later models against (``check``)."""

@@ -18,6 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.graph.store import is_stored, resolved
 
 SMALL_ELEMENTS = 4096
 """Tensors of no more elements than this are read when the graph is built."""
@@ -86,7 +87,7 @@ def node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether the contents lie in a file of their own."""
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL) and not is_stored(tensor)
 
 
 def external_span(tensor: onnx.TensorProto) -> tuple[str, int, int]:
@@ -155,6 +156,7 @@ def read(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:
         ExternalDataError: external data cannot be read.
         ModelError: the bytes do not fit type and sizes.
     """
+    tensor = resolved(tensor)
     try:
         if not is_external(tensor):
             array = numpy_helper.to_array(tensor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -28,6 +28,7 @@ from onnxfuse.graph.constants import (
 )
 from onnxfuse.graph.order import STANDARD_DOMAINS, check_functions, check_order, depth, in_order
 from onnxfuse.graph.signatures import check_signatures
+from onnxfuse.graph.store import WeightStore, apart
 from onnxfuse.graph.texts import check_texts
 from onnxfuse.graph.wire import DecodeError, diagnose
 
@@ -59,12 +60,19 @@ class LoadedModel:
         proto: the model, with references to external data and without the data; not to be changed.
         folder: where its external data is looked for, or None.
         notes: what a user should know of how it was read.
+        store: what has the larger weights of a model that was made of one that was loaded, or None.
     """
 
     path: Path | None
     proto: onnx.ModelProto
     folder: Path | None
     notes: tuple[str, ...] = ()
+    store: WeightStore | None = field(default=None, repr=False, compare=False)
+
+    def lean(self) -> LoadedModel:
+        """The same with its larger weights in a store: copies that are made of it are without them."""
+        store = WeightStore()
+        return replace(self, proto=apart(self.proto, store), store=store)
 
 
 def load_model(path: str | Path) -> LoadedModel:

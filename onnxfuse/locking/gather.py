@@ -166,7 +166,7 @@ class _After:
     """ONNX Runtime's own fusions in the fused model, where nodes that were not fused have the names that they had."""
 
     def __init__(self, optimised: Optimised) -> None:
-        graph = load_graph(replace(optimised.folded, proto=optimised.model))
+        graph = load_graph(replace(optimised.folded, proto=optimised.lean))
         groups = groups_of(graph, optimised.rules.runtime)
         self._home = {key: keys for keys in (frozenset(map(_key, group.nodes)) for group in groups) for key in keys}
 

@@ -208,7 +208,7 @@ class _Explainer:
 
 def _removed(optimised: Optimised, name: str) -> NodeExplanation | None:
     """The explanation of a node that went with the arithmetic on sizes; None where no such node is meant."""
-    record = sizes_record(optimised.model)
+    record = sizes_record(optimised.lean)
     for node in () if record is None else record.removed:
         if name == node.name or name in node.output:
             label = node.name or f"{node.op_type} -> {node.output[0]}"

@@ -59,7 +59,7 @@ def report_of(optimised: Optimised) -> Report:
     costs, (regions, entries) = optimised.costs, _fused(optimised)
     whole = costs_before(costs, optimised.loaded, optimised.folded, optimised.rules.runtime)
     before = total(whole, (), optimised.loaded.proto)
-    after = total(costs, regions, optimised.model)
+    after = total(costs, regions, optimised.lean)
     return Report(
         version=__version__,
         model=name_of(optimised.loaded),
@@ -75,8 +75,8 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
-        sizes=sizes_of(optimised.model), constants=constants_of(optimised.model), biases=biases_of(optimised.model),
-        layouts=layouts_of(optimised.model), folded=folded_in(optimised.model),
+        sizes=sizes_of(optimised.lean), constants=constants_of(optimised.lean), biases=biases_of(optimised.lean),
+        layouts=layouts_of(optimised.lean), folded=folded_in(optimised.lean),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         named=named_places(optimised),
@@ -107,7 +107,7 @@ def broken_entries(costs: CostModel, entries: Sequence[FusionEntry], regions: Se
 def _fused(optimised: Optimised) -> tuple[list[Region], list[FusionEntry]]:
     """The fused nodes in the order of the model: what is counted of each, and what the report says of it."""
     regions, entries = [], []
-    order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
+    order = {node.name: place for place, node in enumerate(_all_nodes(optimised.lean))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
         reads = [value.name for value in (*region.hosts, *region.tensors)]

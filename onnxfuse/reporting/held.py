@@ -74,7 +74,7 @@ def note_report(optimised: Optimised, report: Report) -> None:
     """Keep with a fused model how it was made; one that an earlier optimisation left so keeps what it has, and one of
     which nothing was fused stays as it is."""
     if report.fusions and not is_optimised(optimised.loaded.proto):
-        note_plan(optimised.model, _record(optimised, report))
+        note_plan(optimised.lean, _record(optimised, report))
 
 
 def keep_measured(path: Path, measured: Mapping[str, Any]) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfuse.graph.constants import is_external
 from onnxfuse.graph.order import STANDARD_DOMAINS
+from onnxfuse.graph.store import resolved
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.invariants import require
@@ -178,9 +180,9 @@ def _constant(index: ModelIndex, region: LocatedRegion, name: str) -> tuple[onnx
         node, record = strip(original, holder.producer[name], holder.twins)
         return node, ConstantRecord(name, None, record)
     place = holder.initializers[name]
-    stored = holder.graph.initializer[place]
+    stored = resolved(holder.graph.initializer[place])
     tensor = onnx.TensorProto()
-    if stored.data_location == onnx.TensorProto.EXTERNAL:
+    if is_external(stored):
         contents = region.inlined[name]
         require(contents is not None, f"{region.label}: inlines {name!r}, which lies in another file and was not read")
         tensor.CopyFrom(numpy_helper.from_array(np.asarray(contents)))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
+from onnxfuse.graph.constants import is_external
 from onnxfuse.graph.order import NOTHING, Scope
+from onnxfuse.graph.store import resolved
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.metadata import ConstantRecord, FusedRecord, NodeRecord, ValueRecord, unpacked, unreadable
@@ -248,8 +250,8 @@ def _still_there(index: ModelIndex, name: str, contents: bytes) -> bool:
     holder = index.holder(name)
     if name not in holder.initializers:
         return False
-    stored = holder.graph.initializer[holder.initializers[name]]
-    if stored.data_location == onnx.TensorProto.EXTERNAL:
+    stored = resolved(holder.graph.initializer[holder.initializers[name]])
+    if is_external(stored):
         return True
     tensor = onnx.TensorProto()
     tensor.CopyFrom(stored)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import helper
 
+from onnxfuse.graph.constants import is_external
 from onnxfuse.graph.model import Graph, Place
 from onnxfuse.graph.order import all_nodes
 from onnxfuse.graph.sorting import topological
@@ -235,7 +236,7 @@ def _idle_constants(
             found.append(IdleRecord(name, position, node=packed(node), info=info, place=place))
             continue
         tensor = index.graph.initializer[index.initializers[name]]
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:  # a record cannot follow a file that moves
+        if not is_external(tensor):  # a record cannot follow a file that moves
             found.append(IdleRecord(name, position, tensor=packed(tensor), info=info, place=place))
     return found
 

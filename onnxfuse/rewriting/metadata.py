@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+import onnx
 from google.protobuf.message import DecodeError
 
 from onnxfuse.bounded import parse_json
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.store import resolved
 from onnxfuse.graph.texts import is_text
 from onnxfuse.typed import typed
 
@@ -180,7 +182,9 @@ def _typed(kind: type[T], raw: dict[str, Any], place: str) -> T:
 
 
 def packed(proto: Any) -> str:
-    """A protobuf message as text; "" for an empty one."""
+    """A protobuf message as text; "" for an empty one.  Of a tensor in a store, with its contents."""
+    if isinstance(proto, onnx.TensorProto):
+        proto = resolved(proto)
     return b64encode(proto.SerializeToString(deterministic=True)).decode()
 
 

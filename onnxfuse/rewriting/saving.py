@@ -26,6 +26,7 @@ from onnx import numpy_helper
 
 from onnxfuse.errors import OutputError
 from onnxfuse.files import Part, alone_in, followed, sweep_parts
+from onnxfuse.graph import store
 from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.rewriting import wire
@@ -286,7 +287,7 @@ def _prepare(model: onnx.ModelProto, move: _Move, spill: bool) -> tuple[int, Cal
     whole = shell is None
     if shell is None:
         shell = onnx.ModelProto()
-        shell.CopyFrom(model)
+        shell.CopyFrom(store.whole(model))
     for tensor in external_tensors(shell):
         content = move.settle(tensor)
         if content is not None:
@@ -308,6 +309,7 @@ def _prepare(model: onnx.ModelProto, move: _Move, spill: bool) -> tuple[int, Cal
 
 def _weight(tensor: onnx.TensorProto, move: _Move, spill: bool) -> wire.Weight:
     """An initialiser as it goes into the model file."""
+    tensor = store.resolved(tensor)
     if is_external(tensor):
         moved = onnx.TensorProto()
         moved.CopyFrom(tensor)

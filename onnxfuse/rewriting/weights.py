@@ -19,6 +19,7 @@ from onnx import helper
 
 from onnxfuse.graph.constants import tensor_bytes
 from onnxfuse.graph.order import all_nodes
+from onnxfuse.graph.store import WeightStore
 from onnxfuse.rewriting.form_record import form_record, note_form
 from onnxfuse.rewriting.index import ModelIndex, reads_of
 from onnxfuse.rewriting.properties import forget_property
@@ -51,12 +52,14 @@ class WeightsRecord:
 
 
 def with_weights(
-    model: onnx.ModelProto, folded: Sequence[Folded], arrays: Mapping[str, NDArray[Any]]
+    model: onnx.ModelProto, folded: Sequence[Folded], arrays: Mapping[str, NDArray[Any]],
+    store: WeightStore | None = None,
 ) -> onnx.ModelProto:
-    """A copy of a model with further constants, and a record of them; ``arrays``: their contents, by name."""
+    """A copy of a model with further constants, and a record of them; ``arrays``: their contents, by name; ``store``:
+    of the model's larger weights."""
     tensors = [helper.make_tensor(each.name, each.dtype, arrays[each.name].shape, arrays[each.name].tobytes(), raw=True)
                for each in folded]
-    return _with(model, folded, tensors)
+    return _with(model, folded, tensors if store is None else list(map(store.keep, tensors)))
 
 
 def with_weights_again(model: onnx.ModelProto, fused: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import onnx
-from google.protobuf.unknown_fields import UnknownFieldSet
 
+from onnxfuse.graph.fields import copy_fields, has_unknown, without_initializers
 from onnxfuse.varint import varint
 
 LIMIT = 2**31 - 1
@@ -26,12 +26,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
     None for a model with fields that this release of onnx does not know: they have no place among the parts.
     """
-    if len(UnknownFieldSet(model)) or len(UnknownFieldSet(model.graph)):
-        return None
-    shell = onnx.ModelProto()
-    copy_fields(model, shell, "graph")
-    copy_fields(model.graph, shell.graph, "initializer")
-    return shell
+    return None if has_unknown(model) else without_initializers(model)
 
 
 class Layout:
@@ -61,19 +56,6 @@ class Layout:
 
 def _tag(field: int, length: int) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(length)
-
-
-def copy_fields(source: Any, target: Any, skip: str) -> None:
-    """Copy every field of a message that is set, but for one, which is not touched."""
-    for descriptor, value in source.ListFields():
-        if descriptor.name == skip:
-            continue
-        if hasattr(value, "extend"):
-            getattr(target, descriptor.name).extend(value)
-        elif descriptor.message_type is not None:
-            getattr(target, descriptor.name).CopyFrom(value)
-        else:
-            setattr(target, descriptor.name, value)
 
 
 def _split(message: Any, number: int) -> tuple[bytes, bytes]:

@@ -106,7 +106,7 @@ def _prepared(subject: Callable[[], Subject], first: FirstRun, until: UntilEnded
     try:
         made = subject()
         original, fused = first.slims(made.rewritten.model, until, made.folder)
-        return _Prepared(made, original.of(exact_form(original.model, made.rewritten.model)), fused)
+        return _Prepared(made, original.of(exact_form(original.model, fused.model)), fused)
     except (OnnxfuseError, MemoryError):
         return None
 

@@ -15,10 +15,11 @@ import onnx
 import onnxruntime
 
 from onnxfuse.errors import VerificationError
-from onnxfuse.graph.constants import tensor_bytes
+from onnxfuse.graph.constants import is_external, tensor_bytes
+from onnxfuse.graph.fields import without_initializers
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.rewriting.wire import copy_fields
+from onnxfuse.graph.store import resolved, whole
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 from onnxfuse.verifying.given_biases import with_biases
@@ -122,7 +123,7 @@ class Weights:
     def __init__(self) -> None:
         self._stack, self._turn = ExitStack(), Lock()
         self._folder: Path | None = None
-        self._known: dict[str, tuple[onnx.TensorProto, int]] = {}
+        self._known: dict[str, tuple[onnx.TensorProto, int, int]] = {}
 
     def __enter__(self) -> Weights:
         with suppress(OSError):
@@ -143,8 +144,8 @@ class Weights:
         Weights that it keeps in files of its own, in ``folder``, stay there.  Where the temporary folder has no room,
         each session copies them.
         """
-        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
-            return Slim(model, folder, bounds)
+        if any(map(is_external, model.graph.initializer)):
+            return Slim(whole(model), folder, bounds)
         with self._turn:
             if self._folder is not None:
                 try:
@@ -154,7 +155,7 @@ class Weights:
                     return Slim(slim, self._folder, bounds)
                 except OSError:
                     self._folder = None  # what of them is in the file is not known
-        return Slim(model, None, bounds)
+        return Slim(whole(model), None, bounds)
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def weight_bytes(model: onnx.ModelProto) -> int:
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its larger weights as graph inputs: what ``onnx.checker`` can check of any size."""
-    result = _shell(model)
+    result = without_initializers(model)
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.raw_data) > _SHARED_BYTES:
             if all(info.name != tensor.name for info in result.graph.input):
@@ -187,30 +188,24 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorProto, int]]) -> onnx.ModelProto:
-    result = _shell(model)
-    for tensor in model.graph.initializer:
-        data = tensor.raw_data
-        if len(data) <= _SHARED_BYTES:
-            result.graph.initializer.append(tensor)
-            continue
-        earlier, offset = known.get(tensor.name, (None, 0))
-        if earlier is None or earlier.raw_data != data:
-            offset = -(-file.tell() // _PAGE) * _PAGE
-            file.seek(offset)
-            file.write(data)
-            known.setdefault(tensor.name, (tensor, offset))
+def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorProto, int, int]]) -> onnx.ModelProto:
+    """The model; ``known``: tensors in the file by name, each with the bytes' place and length there."""
+    result = without_initializers(model)
+    for tensor in map(resolved, model.graph.initializer):
+        earlier, offset, length = known.get(tensor.name, (None, 0, 0))
+        if earlier is not tensor:
+            data = tensor.raw_data
+            if len(data) <= _SHARED_BYTES:
+                result.graph.initializer.append(tensor)
+                continue
+            if earlier is None or earlier.raw_data != data:
+                offset, length = -(-file.tell() // _PAGE) * _PAGE, len(data)
+                file.seek(offset)
+                file.write(data)
+                known.setdefault(tensor.name, (tensor, offset, length))
         reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
                                      data_location=onnx.TensorProto.EXTERNAL)
-        for key, value in (("location", _WEIGHTS), ("offset", str(offset)), ("length", str(len(data)))):
+        for key, value in (("location", _WEIGHTS), ("offset", str(offset)), ("length", str(length))):
             reference.external_data.add(key=key, value=value)
         result.graph.initializer.append(reference)
-    return result
-
-
-def _shell(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without the main graph's initialisers, made without copying them."""
-    result = onnx.ModelProto()
-    copy_fields(model, result, "graph")
-    copy_fields(model.graph, result.graph, "initializer")
     return result

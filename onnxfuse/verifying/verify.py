@@ -86,7 +86,7 @@ def verify(subject: Verifiable, runner: KernelRunner | None = None, inputs: Inpu
         preparing = work.preparing(pool, bounds)
         with (sharing_first(subject.first_run, subject.loaded, rewritten.model, bounds, subject.folder) as (own, fused),
               ThreadPoolExecutor(1, "onnxfuse-beside") as beside):
-            original = own.of(exact_form(own.model, rewritten.model))
+            original = own.of(exact_form(own.model, fused.model))
             if original.model is not own.model:
                 notes.append(_SPELLED)
             message, compared = _compared(work, subject.foreseen, (original, fused))

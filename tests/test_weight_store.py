@@ -1,0 +1,138 @@
+"""Larger weights of a model, in one place while copies of it are made: ``graph.store``."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxfuse import rewriting
+from onnxfuse.errors import ExternalDataError
+from onnxfuse.graph import load_model
+from onnxfuse.graph.constants import is_external, read
+from onnxfuse.graph.load import from_proto
+from onnxfuse.graph.store import LEAST, WeightStore, apart, is_stored, resolved, whole
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting.metadata import packed, unpacked
+
+OPTIONS = Options(target="H200", verify=False, database=False)
+
+
+def model(rows: int = 256, dtype: type = np.float32) -> onnx.ModelProto:
+    """A product with a large weight, what can be fused behind it, and an initialiser that nothing reads."""
+    generator = np.random.default_rng(0)
+    weights = {
+        "w": generator.standard_normal((rows, 256)).astype(dtype), "b": generator.standard_normal(256).astype(dtype),
+        "idle": generator.standard_normal((256, 256)).astype(dtype)}
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]),
+         helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Mul", ["r", "r"], ["y"])],
+        "g", [helper.make_tensor_value_info("x", kind, [64, rows])],
+        [helper.make_tensor_value_info("y", kind, [64, 256])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made.graph.initializer[0].doc_string = "of a layer"
+    made.graph.initializer[0].metadata_props.add(key="from", value="training")
+    return made
+
+
+def test_a_copy_without_its_weights_is_small_and_becomes_the_same_model_again() -> None:
+    made, store = model(), WeightStore()
+    lean = apart(made, store)
+    assert len(lean.SerializeToString()) < 4096 < LEAST < len(made.SerializeToString())
+    assert [tensor.name for tensor in lean.graph.initializer if is_stored(tensor)] == ["w", "idle"]
+    assert not any(map(is_external, lean.graph.initializer))
+    assert whole(lean) == made
+    assert whole(made) is made
+
+
+def test_contents_are_read_through_a_reference() -> None:
+    made, store = model(), WeightStore()
+    reference, tensor = apart(made, store).graph.initializer[0], made.graph.initializer[0]
+    assert resolved(reference) is tensor, "nothing is copied to look at it"
+    np.testing.assert_array_equal(read(reference, None), numpy_helper.to_array(tensor))
+    assert unpacked(packed(reference), onnx.TensorProto()) == tensor
+
+
+def test_a_reference_that_was_renamed_and_reshaped_is_what_it_says() -> None:
+    made, store = model(), WeightStore()
+    reference = onnx.TensorProto()
+    reference.CopyFrom(apart(made, store).graph.initializer[0])
+    reference.name = "other"
+    reference.dims[:] = [1, 256, 256]
+    reference.ClearField("doc_string")
+    changed = resolved(reference)
+    assert (changed.name, list(changed.dims), changed.HasField("doc_string")) == ("other", [1, 256, 256], False)
+    assert changed.metadata_props[0].value == "training"
+    np.testing.assert_array_equal(numpy_helper.to_array(changed)[0], numpy_helper.to_array(made.graph.initializer[0]))
+    assert made.graph.initializer[0].name == "w"
+
+
+def test_contents_do_not_outlive_their_store_unnoticed() -> None:
+    store = WeightStore()
+    lean = apart(model(), store)
+    del store
+    gc.collect()
+    with pytest.raises(ReferenceError, match="'w' outlived"):
+        whole(lean)
+
+
+def test_a_model_with_what_this_release_does_not_know_stays_whole() -> None:
+    later = onnx.ModelProto()
+    later.ParseFromString(model().SerializeToString() + b"\xf8\x3f\x01")  # field 1023
+    assert apart(later, WeightStore()) is later
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_fused_model_is_whole_where_it_is_asked_for_and_where_it_is_written(tmp_path, dtype) -> None:
+    made = model(dtype=dtype)
+    before = made.SerializeToString()
+    done = optimise(made, OPTIONS)
+    assert done.rewritten.placed
+    assert any(map(is_stored, done.lean.graph.initializer))
+    saved = rewriting.save(done.lean, tmp_path / "lean.onnx", source=done.loaded).path
+    assert done.lean is done.rewritten.model
+    assert onnx.load(saved) == done.model
+    assert done.lean is done.model, "what a user may change is what is saved"
+    assert not any(tensor.data_location for tensor in done.model.graph.initializer)
+    assert made.SerializeToString() == before
+    again = rewriting.original(load_model(saved)).proto
+    assert again == made, "with the initialiser that nothing reads"
+
+
+def test_too_large_for_one_file_weights_are_written_beside_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("onnxfuse.rewriting.wire.LIMIT", 1 << 17)
+    done = optimise(model(), OPTIONS)
+    saved = rewriting.save(done.lean, tmp_path / "m.onnx", source=done.loaded)
+    assert saved.data is not None
+    assert saved.data.stat().st_size >= 2 * 4 * 256 * 256
+    loaded = onnx.load(saved.path)
+    for tensor in done.model.graph.initializer:
+        (found,) = (each for each in loaded.graph.initializer if each.name == tensor.name)
+        np.testing.assert_array_equal(numpy_helper.to_array(found), numpy_helper.to_array(tensor))
+
+
+def test_no_file_names_a_store(tmp_path) -> None:
+    """A location that looks like a reference is a path that leaves the model's folder."""
+    made = model()
+    lean = from_proto(made).lean()
+    onnx.save(lean.proto, tmp_path / "stolen.onnx")
+    text = next(tensor for tensor in lean.proto.graph.initializer if is_stored(tensor)).external_data[0].value
+    forged = onnx.load(tmp_path / "stolen.onnx", load_external_data=False)
+    for tensor in forged.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "/" + "0" * 32 + text[33:]
+    onnx.save(forged, tmp_path / "forged.onnx")
+    with pytest.raises(ExternalDataError, match="leaves the model's folder"):
+        load_model(tmp_path / "forged.onnx")
+
+
+def test_regions_lost_in_verification_are_taken_out_of_what_is_lean() -> None:
+    done = optimise(model(), OPTIONS)
+    less = done.without(range(len(done.regions)))
+    assert not less.rewritten.placed
+    assert whole(less.lean) == model()
