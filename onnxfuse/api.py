@@ -108,7 +108,7 @@ def optimize(
     )
     _ = options.objective  # wrong arguments are the caller's
     with told(file_of(model)):
-        loaded = load(model)
+        loaded = load(model, lean=True)
         if measure_seconds > 0:
             from onnxfuse.tuning.products import measure_products
 

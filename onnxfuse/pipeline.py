@@ -147,7 +147,7 @@ def optimise(
         if options.verify or options.target is None:
             starting.submit(present_profile)  # a driver takes a third of a second to start, CuPy as long to import
         rules = starting.submit(load_rules, [rules_folder(), *options.rules], options.disable)
-        return _optimised(load(source), rules, options, tell, starting)
+        return _optimised(load(source, lean=True), rules, options, tell, starting)
 
 
 def _optimised(loaded: LoadedModel, rules: Future[RuleSet], options: Options, tell: Tell, starting: Executor
@@ -270,11 +270,11 @@ class _Optimisation:
             provider_options=options.provider_options, fold_weights=options.fold_weights)
 
 
-def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:
-    """A model from wherever it is."""
+def load(source: str | Path | onnx.ModelProto | LoadedModel, lean: bool = False) -> LoadedModel:
+    """A model from wherever it is; ``lean``: large weights may stay in its file."""
     if isinstance(source, LoadedModel):
         return source
-    return from_proto(source) if isinstance(source, onnx.ModelProto) else load_model(source)
+    return from_proto(source) if isinstance(source, onnx.ModelProto) else load_model(source, lean)
 
 
 def profile_of(target: str | Profile | None, rules: Sequence[str | Path] = ()) -> Profile:

@@ -1,15 +1,18 @@
-"""Integers in the bytes of an ONNX model, as protobuf writes them: seven bits a byte, the lowest first, the
-top bit set in all but the last."""
+"""Integers and fields in the bytes of an ONNX model, as protobuf writes them: of integers seven bits a byte, the lowest
+first, the top bit set in all but the last."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+
+Buffer = bytes | mmap.mmap
 
 MOST_BITS = 70
 """Ten bytes of seven bits, the most that a number of 64 takes."""
 
 
-def read_varint(data: bytes | mmap.mmap, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
     """A number that begins at a byte, and where it ends.
 
     Raises:
@@ -33,3 +36,29 @@ def varint(number: int) -> bytes:
         number >>= 7
     parts.append(number)
     return bytes(parts)
+
+
+def delimited(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Each length-delimited field of a protobuf message: its number, where it begins, and where its contents begin and
+    end.
+
+    Raises:
+        ValueError: these are no such fields, or the data end within one.
+    """
+    while at < end:
+        begin = at
+        tag, at = read_varint(data, at, end)
+        kind = tag & 7
+        if kind == 0:
+            _, at = read_varint(data, at, end)
+        elif kind == 2:
+            size, start = read_varint(data, at, end)
+            at = start + size
+            if at <= end:
+                yield tag >> 3, begin, start, at
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"not an ONNX model: wire type {kind}")
+        if at > end:
+            raise ValueError("not an ONNX model, or one cut short")

@@ -1,20 +1,23 @@
-"""Larger weights of a model, in one place while copies of it are made: ``graph.store``."""
+"""Larger weights of a model, in one place while it is copied (``graph.store``), or in its file (``graph.lean``)."""
 
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse import rewriting
-from onnxfuse.errors import ExternalDataError
+from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import load_model
 from onnxfuse.graph.constants import is_external, read
 from onnxfuse.graph.load import from_proto
-from onnxfuse.graph.store import LEAST, WeightStore, apart, is_stored, resolved, whole
+from onnxfuse.graph.store import LEAST, WeightStore, apart, is_stored, resolved, stretch, whole
+from onnxfuse.operators.inference import load_graph
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting.metadata import packed, unpacked
 
@@ -81,6 +84,25 @@ def test_contents_do_not_outlive_their_store_unnoticed() -> None:
         whole(lean)
 
 
+def test_a_graph_keeps_what_its_constants_are_read_from() -> None:
+    """It may be looked at when the model is there no more that it was built of."""
+    graph = load_graph(from_proto(model()).lean())
+    gc.collect()
+    contents = graph.values["w"].contents
+    assert contents is not None
+    np.testing.assert_array_equal(contents(), numpy_helper.to_array(model().graph.initializer[0]))
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_nothing_is_read_of_a_file_to_see_its_graph(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("onnxfuse.graph.lean.LEAST", LEAST)
+    loaded = load_model(written(tmp_path / "m.onnx", model()), lean=True)
+    monkeypatch.setattr("os.pread", None)
+    graph = load_graph(loaded)
+    assert graph.values["w"].is_constant
+    assert not graph.values["w"].external
+
+
 def test_a_model_with_what_this_release_does_not_know_stays_whole() -> None:
     later = onnx.ModelProto()
     later.ParseFromString(model().SerializeToString() + b"\xf8\x3f\x01")  # field 1023
@@ -136,3 +158,118 @@ def test_regions_lost_in_verification_are_taken_out_of_what_is_lean() -> None:
     less = done.without(range(len(done.regions)))
     assert not less.rewritten.placed
     assert whole(less.lean) == model()
+
+
+CASES = sorted(Path(__file__).with_name("fuzz").joinpath("cases", "models").glob("*.onnx"))
+
+
+@pytest.fixture
+def lean_files(monkeypatch) -> None:
+    """Files of any size are read without their weights, and of these also small ones stay there."""
+    monkeypatch.setattr("onnxfuse.graph.lean.LEAST_BYTES", 0)
+    monkeypatch.setattr("onnxfuse.graph.lean.LEAST", 8)
+
+
+def written(path: Path, made: onnx.ModelProto) -> Path:
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_weights_stay_in_the_file_until_they_are_wanted(tmp_path) -> None:
+    path = written(tmp_path / "m.onnx", made := model())
+    loaded = load_model(path, lean=True)
+    tensors = loaded.proto.graph.initializer
+    assert [tensor.name for tensor in tensors if stretch(tensor) is not None] == ["w", "b", "idle"]
+    assert whole(loaded.proto) == made
+    np.testing.assert_array_equal(read(tensors[0], None), numpy_helper.to_array(made.graph.initializer[0]))
+    assert loaded.lean().proto == loaded.proto
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_a_file_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path) -> None:
+    path = written(tmp_path / "m.onnx", made := model())
+    loaded = load_model(path, lean=True)
+    os.replace(written(tmp_path / "other.onnx", model(8)), path)
+    assert whole(loaded.proto) == made
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_a_file_that_is_cut_short_meanwhile_is_one_error_and_nothing_is_written(tmp_path) -> None:
+    path = written(tmp_path / "m.onnx", model())
+    loaded = load_model(path, lean=True)
+    os.truncate(path, 4096)
+    with pytest.raises(ModelError, match="cut short meanwhile"):
+        rewriting.save(loaded.proto, tmp_path / "out.onnx", source=loaded)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def odd(name: str) -> onnx.ModelProto:
+    """A model whose first weight is not as exporters write it."""
+    made = model()
+    first = made.graph.initializer[0]
+    match name:
+        case "said to be in the model":
+            first.data_location = TensorProto.DEFAULT
+        case "too few bytes":
+            first.raw_data = first.raw_data[:-4]
+        case "a number for each element":
+            made.graph.initializer[0].CopyFrom(helper.make_tensor("w", TensorProto.FLOAT, [256, 256], [0.5] * 65536))
+        case "a segment":
+            first.segment.begin = 1
+        case "a field of a later release":
+            first.ParseFromString(first.SerializeToString() + b"\xf8\x3f\x01")
+        case "no type":
+            first.data_type = 0
+        case "sizes below zero":
+            first.dims[:] = [-256, -256]
+        case "a later type":
+            first.data_type = 999
+    return made
+
+
+@pytest.mark.usefixtures("lean_files")
+@pytest.mark.parametrize("name", [
+    "said to be in the model", "too few bytes", "a number for each element", "a segment", "a field of a later release",
+    "no type", "sizes below zero", "a later type"])
+def test_what_no_exporter_writes_is_read_as_it_is(name, tmp_path) -> None:
+    path = written(tmp_path / "m.onnx", odd(name))
+    assert outcome(path, lean=True) == outcome(path, lean=False)
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_damaged_files_are_what_they_are_without_it(tmp_path) -> None:
+    raw, path = model(8).SerializeToString(), tmp_path / "m.onnx"
+    generator = np.random.default_rng(0)
+    for turn in range(300):
+        damaged = bytearray(raw)
+        for _ in range(1 + turn % 3):
+            damaged[generator.integers(len(raw) if turn % 2 else 400)] = generator.integers(256)
+        path.write_bytes(damaged[:generator.integers(len(raw))] if turn % 5 == 0 else damaged)
+        assert outcome(path, lean=True) == outcome(path, lean=False), turn
+
+
+@pytest.mark.usefixtures("lean_files")
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_models_that_were_trouble_are_what_they_are_without_it(path) -> None:
+    assert outcome(path, lean=True) == outcome(path, lean=False)
+
+
+def outcome(path: Path, lean: bool) -> object:
+    """The model, or what is said against it."""
+    try:
+        loaded = load_model(path, lean)
+    except ModelError as error:
+        return str(error)
+    return whole(loaded.proto).SerializeToString(deterministic=True)
+
+
+@pytest.mark.usefixtures("lean_files")
+@pytest.mark.parametrize("external", ["keep", "copy", "inline"])
+def test_a_fused_model_of_a_lean_one_is_the_same(tmp_path, external) -> None:
+    path = written(tmp_path / "m.onnx", made := model())
+    done = optimise(path, OPTIONS)
+    assert any(stretch(tensor) for tensor in done.lean.graph.initializer)
+    saved = rewriting.save(done.lean, tmp_path / "lean.onnx", source=done.loaded, external=external).path
+    assert onnx.load(saved) == done.model == optimise(made, OPTIONS).model
+    assert rewriting.original(load_model(saved)).proto == made

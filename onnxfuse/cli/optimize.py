@@ -99,7 +99,7 @@ def optimize(
     target_file = None if dry_run else output or api.default_output(model)
     _check_files(model, target_file, {"--report": shown["report_file"], "--lock": shown["lock_file"]})
     arrays = None if inputs is None else measuring.read_inputs(inputs)
-    if is_optimised((loaded := load_model(model)).proto):
+    if is_optimised((loaded := load_model(model, lean=True)).proto):
         _already(model, loaded, **shown)
         return
     with progress(shown["quiet"] or shown["as_data"]) as tell:

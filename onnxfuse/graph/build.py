@@ -8,7 +8,7 @@ stop it.  What it leaves out (tensor attributes, captured names, element types) 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -30,7 +30,7 @@ from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, Scope, bodies_in, bodies_of, graphs_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
 from onnxfuse.graph.stated import parse
-from onnxfuse.graph.store import is_stored, resolved
+from onnxfuse.graph.store import is_stored, kept
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,
@@ -264,11 +264,15 @@ class Tensor:
         return read(self.tensor, self.folder) if prod(self.shape) <= SMALL_ELEMENTS else self
 
 
+def _read(tensor: Callable[[], onnx.TensorProto], folder: Path | None) -> np.ndarray:
+    return read(tensor(), folder)
+
+
 def _values(graph: onnx.GraphProto, ir_version: int, folder: Path | None) -> dict[str, Value]:
     """The values that no node computes: inputs and initialisers."""
     values = {value.name: Value(value.name, is_input=True) for value in graph.input}
     overridable = set(values) if ir_version >= OVERRIDABLE else set()
-    for tensor in map(resolved, graph.initializer):
+    for tensor in graph.initializer:
         value = values.setdefault(tensor.name, Value(tensor.name))
         value.dtype = tensor.data_type
         if tensor.name in overridable:
@@ -279,7 +283,7 @@ def _values(graph: onnx.GraphProto, ir_version: int, folder: Path | None) -> dic
         if prod(tensor.dims) <= SMALL_ELEMENTS:
             value.constant = read(tensor, folder)
         else:
-            value.contents = partial(read, tensor, folder)
+            value.contents = partial(_read, kept(tensor), folder)
     for sparse in graph.sparse_initializer:
         name = sparse.values.name
         values[name] = Value(

@@ -26,6 +26,7 @@ from onnxfuse.graph.constants import (
     tensor_bytes,
     tensors,
 )
+from onnxfuse.graph.lean import read_lean
 from onnxfuse.graph.order import STANDARD_DOMAINS, check_functions, check_order, depth, in_order
 from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.store import WeightStore, apart
@@ -60,7 +61,7 @@ class LoadedModel:
         proto: the model, with references to external data and without the data; not to be changed.
         folder: where its external data is looked for, or None.
         notes: what a user should know of how it was read.
-        store: what has the larger weights of a model that was made of one that was loaded, or None.
+        store: what has the larger weights that ``proto`` has references to (``graph.store``), or None.
     """
 
     path: Path | None
@@ -71,18 +72,25 @@ class LoadedModel:
 
     def lean(self) -> LoadedModel:
         """The same with its larger weights in a store: copies that are made of it are without them."""
-        store = WeightStore()
+        store = self.store or WeightStore()
         return replace(self, proto=apart(self.proto, store), store=store)
 
 
-def load_model(path: str | Path) -> LoadedModel:
+def load_model(path: str | Path, lean: bool = False) -> LoadedModel:
     """Read and check a model file.
+
+    Args:
+        lean: leave the contents of large initialisers in the file, which must stay as it is then: references stand for
+            them in ``proto``, as after ``LoadedModel.lean``.
 
     Raises:
         ModelError: there is no such file, it holds no ONNX model, or the model is invalid.
         ExternalDataError: data outside the file is missing, too short or outside the model's folder.
     """
     path = Path(path)
+    found = read_lean(path, LARGEST) if lean else None
+    if found is not None and found[0].HasField("graph"):
+        return _checked(LoadedModel(path, found[0], path.parent, store=found[1]), str(path))
     data = _contents(path)
     proto = onnx.ModelProto()
     try:

@@ -1,25 +1,32 @@
 """Larger weights of a model, in one place while copies of the model are made and changed.
 
 Every step from a loaded model to a fused one makes a copy of it.  In copies, large initialisers refer to the tensors of
-the model that they were made of, so that a copy takes neither the weights' memory nor their time.  ``whole`` puts them
-back; files, sessions and records of what was there get them as they are written.
+the model that they were made of, or to the bytes of its file, so that a copy takes neither the weights' memory nor
+their time.  ``whole`` puts them back; files, sessions and records of what was there get them as they are written.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from onnxfuse.errors import ModelError
 from onnxfuse.graph.fields import has_unknown, without_initializers
 
 LEAST = 1 << 15
 """Elements from which on a tensor lies in a store."""
+
+CHUNK = 1 << 24
+"""Bytes that are read at a time."""
 
 _PREFIX = f"/{secrets.token_hex(16)}/"
 """What locations of tensors in stores begin with: no file may ask for one, and none can be called so."""
@@ -28,30 +35,73 @@ _STORES: WeakValueDictionary[int, WeightStore] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
+class OpenFile:
+    """A file that stays open, whatever becomes of its name, until nothing refers to it any more."""
+
+    def __init__(self, path: str) -> None:
+        """Raises: OSError, ValueError: there is no such file, or it cannot be read."""
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        finalize(self, os.close, self.descriptor)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of a model's own file, a tensor's raw data."""
+
+    file: OpenFile
+    offset: int
+    length: int
+
+    def read(self) -> bytes:
+        """All of them.
+
+        Raises:
+            ModelError: the file was cut short, or cannot be read any more.
+        """
+        return b"".join(self.chunks())
+
+    def chunks(self) -> Iterator[bytes]:
+        """The same, at most ``CHUNK`` at a time."""
+        at, end = self.offset, self.offset + self.length
+        while at < end:
+            try:
+                part, said = os.pread(self.file.descriptor, min(end - at, CHUNK), at), "it was cut short meanwhile"
+            except OSError as error:
+                part, said = b"", error.strerror or str(error)
+            if not part:
+                raise ModelError(f"The file's weights cannot be read: {said}.", place=self.file.path,
+                                 remedy="Leave the file as it is while it is worked on, and start again.")
+            at += len(part)
+            yield part
+
+
 class WeightStore:
-    """Tensors that references of copies stand for; these can be read as long as the store is there."""
+    """Tensors, or where in a file their bytes are, that references of copies stand for; these can be read as long as
+    the store is there."""
 
     def __init__(self) -> None:
         self._number = next(_NUMBERS)
-        self._tensors: list[onnx.TensorProto] = []
+        self._kept: list[onnx.TensorProto | Stretch] = []
         _STORES[self._number] = self
 
     def keep(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         """A reference to a tensor, which is not to be changed any more; the tensor itself where little is gained."""
         if prod(tensor.dims) < LEAST or not tensor.HasField("raw_data") or len(UnknownFieldSet(tensor)):
             return tensor
-        reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
-                                     data_location=onnx.TensorProto.EXTERNAL)
-        if tensor.HasField("doc_string"):
-            reference.doc_string = tensor.doc_string
-        reference.metadata_props.extend(tensor.metadata_props)
-        reference.external_data.add(key="location", value=f"{_PREFIX}{self._number}/{len(self._tensors)}")
-        self._tensors.append(tensor)
+        return self.refer(tensor, tensor)
+
+    def refer(self, tensor: onnx.TensorProto, contents: onnx.TensorProto | Stretch) -> onnx.TensorProto:
+        """A reference of a tensor's name, type, sizes and notes to contents that are elsewhere."""
+        reference = _described(tensor)
+        reference.data_location = onnx.TensorProto.EXTERNAL
+        reference.external_data.add(key="location", value=f"{_PREFIX}{self._number}/{len(self._kept)}")
+        self._kept.append(contents)
         return reference
 
-    def at(self, place: int) -> onnx.TensorProto:
-        """The tensor that was kept as the one of this number."""
-        return self._tensors[place]
+    def at(self, place: int) -> onnx.TensorProto | Stretch:
+        """What was kept as the one of this number."""
+        return self._kept[place]
 
 
 def is_stored(tensor: onnx.TensorProto) -> bool:
@@ -61,8 +111,8 @@ def is_stored(tensor: onnx.TensorProto) -> bool:
     return len(tensor.external_data) == 1 and tensor.external_data[0].value.startswith(_PREFIX)
 
 
-def resolved(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A tensor with its contents where they lie in a store, otherwise itself; not to be changed.
+def _contents(tensor: onnx.TensorProto) -> onnx.TensorProto | Stretch:
+    """What a reference stands for; anything else itself.
 
     Raises:
         ReferenceError: the store is there no more.
@@ -73,14 +123,55 @@ def resolved(tensor: onnx.TensorProto) -> onnx.TensorProto:
     store = _STORES.get(number)
     if store is None:
         raise ReferenceError(f"the contents of tensor {tensor.name!r} outlived the model that they were loaded with")
-    kept = store.at(place)
-    if _about(kept) == _about(tensor):
-        return kept
-    changed = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=kept.raw_data)
+    return store.at(place)
+
+
+def stretch(tensor: onnx.TensorProto) -> Stretch | None:
+    """Where in the model's own file the contents of a reference are; None of anything else."""
+    contents = _contents(tensor)
+    return contents if isinstance(contents, Stretch) else None
+
+
+def resolved(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A tensor with its contents where they lie in a store, otherwise itself; not to be changed.
+
+    Raises:
+        ModelError: they cannot be read any more.
+        ReferenceError: the store is there no more.
+    """
+    return _filled(tensor, _contents(tensor))
+
+
+def kept(tensor: onnx.TensorProto) -> Callable[[], onnx.TensorProto]:
+    """What gives a tensor as ``resolved`` does, also when the store is there no more."""
+    return partial(_filled, tensor, _contents(tensor))
+
+
+def _filled(tensor: onnx.TensorProto, contents: onnx.TensorProto | Stretch) -> onnx.TensorProto:
+    if isinstance(contents, Stretch):
+        return _described(tensor, contents.read())
+    if contents is tensor or _about(contents) == _about(tensor):
+        return contents
+    return _described(tensor, contents.raw_data)
+
+
+def are_same(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
+    """Whether two tensors have the same raw data; not read where both stand for the same."""
+    first, second = _contents(one), _contents(other)
+    return first is second or bool(resolved(one).raw_data == resolved(other).raw_data)
+
+
+def described(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A tensor's name, type, sizes and notes, without its contents."""
+    return _described(tensor)
+
+
+def _described(tensor: onnx.TensorProto, contents: bytes | None = None) -> onnx.TensorProto:
+    result = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=contents)
     if tensor.HasField("doc_string"):
-        changed.doc_string = tensor.doc_string
-    changed.metadata_props.extend(tensor.metadata_props)
-    return changed
+        result.doc_string = tensor.doc_string
+    result.metadata_props.extend(tensor.metadata_props)
+    return result
 
 
 def _about(tensor: onnx.TensorProto) -> tuple[object, ...]:
@@ -95,7 +186,11 @@ def apart(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto:
 
 
 def whole(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model that holds all weights of its itself; the model where it does already."""
+    """A copy of a model that holds all weights of its itself; the model where it does already.
+
+    Raises:
+        ModelError, ReferenceError: as ``resolved``.
+    """
     if not any(map(is_stored, model.graph.initializer)):
         return model
     return _with_initializers(model, map(resolved, model.graph.initializer))

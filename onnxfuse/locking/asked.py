@@ -16,6 +16,7 @@ import onnxruntime
 from onnxfuse.graph.constants import tensor_bytes, tensors
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.store import whole
 from onnxfuse.verifying.sharing import FOLDER
 
 MOST_BYTES = 1 << 30
@@ -54,7 +55,7 @@ def _made(model: LoadedModel) -> Mapping[str, int]:
     with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
         path = Path(folder, "model.onnx")
         options.optimized_model_filepath = str(path)
-        session(model.proto.SerializeToString(), options)
+        session(whole(model.proto).SerializeToString(), options)
         graphs = [graph for _, graph in graphs_of(onnx.load(path, load_external_data=False))]
     nodes = [node for graph in graphs for node in graph.node]
     return {name: place for place, node in enumerate(nodes) for name in node.output if name}

@@ -14,9 +14,8 @@ import onnx
 
 from onnxfuse.errors import ExternalDataError
 from onnxfuse.graph.constants import external_path, external_span, is_external, node_tensors, tensors
+from onnxfuse.graph.store import CHUNK, Stretch
 
-CHUNK = 1 << 24
-"""Bytes copied at a time."""
 PAGE = 4096
 """Data of at least a page starts at a multiple of this, so that a runtime can map it."""
 
@@ -64,25 +63,29 @@ class Span:
             ) from error
 
 
+Contents = Span | Stretch
+"""Bytes of a file beside the model, or of its own."""
+
+
 @dataclass
 class DataFile:
     """A data file in the making: what goes where."""
 
     name: str
     size: int = 0
-    parts: list[tuple[int, Span | Callable[[], bytes]]] = field(default_factory=list)
-    known: dict[Span, int] = field(default_factory=dict)
+    parts: list[tuple[int, Contents | Callable[[], bytes]]] = field(default_factory=list)
+    known: dict[Contents, int] = field(default_factory=dict)
 
-    def place(self, content: Span | Callable[[], bytes], length: int) -> int:
+    def place(self, content: Contents | Callable[[], bytes], length: int) -> int:
         """The offset at which the content will stand; a span asked for twice stands once."""
-        if isinstance(content, Span) and content in self.known:
+        if isinstance(content, Contents) and content in self.known:
             return self.known[content]
         if length >= PAGE:
             self.size = -(-self.size // PAGE) * PAGE
         offset = self.size
         self.parts.append((offset, content))
         self.size += length
-        if isinstance(content, Span):
+        if isinstance(content, Contents):
             self.known[content] = offset
         return offset
 
@@ -92,7 +95,7 @@ class DataFile:
         for offset, content in self.parts:
             file.seek(offset)
             digest.update(offset.to_bytes(8, "little"))
-            for part in content.chunks() if isinstance(content, Span) else [content()]:
+            for part in content.chunks() if isinstance(content, Contents) else [content()]:
                 file.write(part)
                 digest.update(part)
                 if progress is not None:

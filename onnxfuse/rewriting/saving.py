@@ -31,6 +31,7 @@ from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.rewriting import wire
 from onnxfuse.rewriting.external import (
+    Contents,
     DataFile,
     Progress,
     Span,
@@ -309,21 +310,23 @@ def _prepare(model: onnx.ModelProto, move: _Move, spill: bool) -> tuple[int, Cal
 
 def _weight(tensor: onnx.TensorProto, move: _Move, spill: bool) -> wire.Weight:
     """An initialiser as it goes into the model file."""
+    if (own := store.stretch(tensor)) is not None:
+        return _of_file(store.described(tensor), own, move, spill)
     tensor = store.resolved(tensor)
     if is_external(tensor):
         moved = onnx.TensorProto()
         moved.CopyFrom(tensor)
         inside = move.settle(moved)
-        if inside is None:
-            return moved.ByteSize(), moved.SerializeToString
-        if spill and inside.length >= SPILL:
-            refer(moved, move.data.name, move.data.place(inside, inside.length), inside.length)
-            return moved.ByteSize(), moved.SerializeToString
-        return wire.raw_weight(moved, inside.length, inside.read)
-    if spill and _spills(tensor):
-        moved = _spilled(tensor, move.data)
-        return moved.ByteSize(), moved.SerializeToString
-    return tensor.ByteSize(), tensor.SerializeToString
+        return wire.weight(moved) if inside is None else _of_file(moved, inside, move, spill)
+    return wire.weight(_spilled(tensor, move.data) if spill and _spills(tensor) else tensor)
+
+
+def _of_file(tensor: onnx.TensorProto, inside: Contents, move: _Move, spill: bool) -> wire.Weight:
+    """An initialiser, given without its contents, whose bytes are copied from a file."""
+    if spill and inside.length >= SPILL:
+        refer(tensor, move.data.name, move.data.place(inside, inside.length), inside.length)
+        return wire.weight(tensor)
+    return wire.raw_weight(tensor, inside.length, inside.chunks)
 
 
 def _spills(tensor: onnx.TensorProto) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, BinaryIO
 
 import onnx
@@ -17,8 +18,8 @@ _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _LENGTH_DELIMITED = 2
 
-Weight = tuple[int, Callable[[], bytes]]
-"""A serialised tensor: its length in bytes, and the means to have it."""
+Weight = tuple[int, Callable[[], Iterable[bytes]]]
+"""A serialised tensor: its length in bytes, and the means to have it in parts."""
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -50,7 +51,8 @@ class Layout:
         file.write(self.head)
         for frame, (_, content) in zip(self.frames, self.weights, strict=True):
             file.write(frame)
-            file.write(content())
+            for part in content():
+                file.write(part)
         file.write(self.tail)
 
 
@@ -71,9 +73,14 @@ def _split(message: Any, number: int) -> tuple[bytes, bytes]:
     return halves[0], halves[1]
 
 
-def raw_weight(tensor: onnx.TensorProto, length: int, read: Callable[[], bytes]) -> Weight:
+def weight(tensor: onnx.TensorProto) -> Weight:
+    """A tensor as it is."""
+    return tensor.ByteSize(), lambda: (tensor.SerializeToString(),)
+
+
+def raw_weight(tensor: onnx.TensorProto, length: int, chunks: Callable[[], Iterable[bytes]]) -> Weight:
     """A tensor with ``length`` bytes of raw data that are read when they are written."""
     number = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
     around = tensor.SerializeToString(deterministic=True)
     frame = _tag(number, length)
-    return len(around) + len(frame) + length, lambda: b"".join((around, frame, read()))
+    return len(around) + len(frame) + length, lambda: chain((around, frame), chunks())

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnxfuse.bounded import parse_json
 from onnxfuse.runtime.compile import PTX, KernelSource, compiles_for
 from onnxfuse.runtime.dump import VARIABLE as DUMP
-from onnxfuse.varint import read_varint
+from onnxfuse.varint import Buffer, delimited
 
 DOMAIN = "onnxfuse"  # lowering.launch.DOMAIN, which a deployment need not import
 _GRAPH, _FUNCTIONS, _NODES = 7, 25, 1  # field numbers: ModelProto.graph, ModelProto.functions, GraphProto.node
@@ -23,7 +23,6 @@ _FUNCTION_NODES = 7  # FunctionProto.node
 _METADATA, _KEY, _VALUE = 14, 1, 2  # ModelProto.metadata_props, StringStringEntryProto.key and value
 PLAN = b"onnxfuse.plan"  # rewriting.provenance.KEY
 
-Buffer = bytes | mmap.mmap
 
 
 def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -50,7 +49,7 @@ def planned_for(model: str | os.PathLike[str] | bytes) -> tuple[dict[str, str], 
         OSError, ValueError: as ``fused_nodes``.
     """
     with _opened(model) as data:
-        entries = (dict(_texts(data, start, end)) for number, start, end in _fields(data, 0, len(data))
+        entries = (dict(_texts(data, start, end)) for number, _, start, end in delimited(data, 0, len(data))
                    if number == _METADATA)
         text = next((entry.get(_VALUE, b"") for entry in entries if entry.get(_KEY) == PLAN), None)
     record = None if text is None else parse_json(text)
@@ -75,7 +74,7 @@ def _opened(model: str | os.PathLike[str] | bytes) -> Iterator[Buffer]:
 
 def _texts(data: Buffer, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Numbers and contents of a message's length-delimited fields."""
-    return ((number, data[first:last]) for number, first, last in _fields(data, start, end))
+    return ((number, data[first:last]) for number, _, first, last in delimited(data, start, end))
 
 
 def names_needed(nodes: Iterable[onnx.NodeProto]) -> int:
@@ -147,10 +146,10 @@ def _fused(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def _read(data: Buffer) -> Iterator[onnx.NodeProto]:
-    for number, start, end in _fields(data, 0, len(data)):
+    for number, _, start, end in delimited(data, 0, len(data)):
         if number in (_GRAPH, _FUNCTIONS):
             wanted = _NODES if number == _GRAPH else _FUNCTION_NODES
-            for inner, node_start, node_end in _fields(data, start, end):
+            for inner, _, node_start, node_end in delimited(data, start, end):
                 if inner == wanted:
                     yield from _fused(_node(data[node_start:node_end]))
 
@@ -161,23 +160,3 @@ def _node(raw: bytes) -> onnx.NodeProto:
     except DecodeError as error:
         raise ValueError(f"not an ONNX model: {error}") from error
     return node
-
-
-def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each length-delimited field of a protobuf message."""
-    while at < end:
-        tag, at = read_varint(data, at, end)
-        kind = tag & 7
-        if kind == 0:
-            _, at = read_varint(data, at, end)
-        elif kind == 2:
-            size, start = read_varint(data, at, end)
-            at = start + size
-            if at <= end:
-                yield tag >> 3, start, at
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"not an ONNX model: wire type {kind}")
-        if at > end:
-            raise ValueError("not an ONNX model, or one cut short")

@@ -19,7 +19,7 @@ from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.fields import without_initializers
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.graph.store import resolved, whole
+from onnxfuse.graph.store import are_same, is_stored, resolved, stretch, whole
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 from onnxfuse.verifying.given_biases import with_biases
@@ -191,18 +191,17 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorProto, int, int]]) -> onnx.ModelProto:
     """The model; ``known``: tensors in the file by name, each with the bytes' place and length there."""
     result = without_initializers(model)
-    for tensor in map(resolved, model.graph.initializer):
+    for tensor in model.graph.initializer:
+        if not is_stored(tensor) and len(tensor.raw_data) <= _SHARED_BYTES:
+            result.graph.initializer.append(tensor)
+            continue
         earlier, offset, length = known.get(tensor.name, (None, 0, 0))
-        if earlier is not tensor:
-            data = tensor.raw_data
-            if len(data) <= _SHARED_BYTES:
-                result.graph.initializer.append(tensor)
-                continue
-            if earlier is None or earlier.raw_data != data:
-                offset, length = -(-file.tell() // _PAGE) * _PAGE, len(data)
-                file.seek(offset)
-                file.write(data)
-                known.setdefault(tensor.name, (tensor, offset, length))
+        if earlier is None or not are_same(earlier, tensor):
+            offset = -(-file.tell() // _PAGE) * _PAGE
+            file.seek(offset)
+            inside = stretch(tensor)
+            length = sum(map(file.write, (resolved(tensor).raw_data,) if inside is None else inside.chunks()))
+            known.setdefault(tensor.name, (tensor, offset, length))
         reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
                                      data_location=onnx.TensorProto.EXTERNAL)
         for key, value in (("location", _WEIGHTS), ("offset", str(offset)), ("length", str(length))):

@@ -1,0 +1,91 @@
+"""Read a model's file without the contents of its large initialisers, which stay in the file until they are wanted."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from onnxfuse.graph.constants import element_bits, tensor_bytes
+from onnxfuse.graph.fields import has_unknown
+from onnxfuse.graph.store import LEAST, OpenFile, Stretch, WeightStore
+from onnxfuse.varint import Buffer, delimited, varint
+
+LEAST_BYTES = 1 << 24
+"""Files of fewer bytes than this are read whole."""
+
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+_DESCRIPTION = {"name", "data_type", "dims", "doc_string", "metadata_props"}
+_KNOWN = set(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
+_LENGTH_DELIMITED = 2
+
+
+def read_lean(path: Path, largest: int) -> tuple[onnx.ModelProto, WeightStore] | None:
+    """A model, its large initialisers references to their bytes in the file, and what these are kept in.
+
+    None where it is to be read whole: a pipe, a file that is small or has more than ``largest`` bytes, or one that is
+    not as exporters write them, damaged ones among these.
+    """
+    store = WeightStore()
+    try:
+        file = OpenFile(os.fspath(path))
+        about = os.fstat(file.descriptor)
+        if not stat.S_ISREG(about.st_mode) or not LEAST_BYTES <= about.st_size <= largest:
+            return None
+        with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+            content = _without_contents(data, file, store)
+        model = None if content is None else onnx.ModelProto.FromString(content)
+    except (OSError, ValueError, DecodeError):
+        return None
+    return None if model is None or has_unknown(model) else (model, store)
+
+
+def _without_contents(data: Buffer, file: OpenFile, store: WeightStore) -> bytes | None:
+    """The model's bytes with references in the place of large initialisers; None where there is not one graph."""
+    graphs = [place for number, *place in delimited(data, 0, len(data)) if number == _GRAPH]
+    if len(graphs) != 1:
+        return None
+    begin, start, end = graphs[0]
+    parts, at = [], start
+    for first, last, reference in _references(data, start, end, file, store):
+        parts += [data[at:first], _framed(_INITIALIZER, reference.SerializeToString())]
+        at = last
+    parts.append(data[at:end])
+    return b"".join((data[:begin], _framed(_GRAPH, b"".join(parts)), data[end:]))
+
+
+def _references(data: Buffer, start: int, end: int, file: OpenFile, store: WeightStore
+                ) -> Iterator[tuple[int, int, onnx.TensorProto]]:
+    """Where in a graph a large initialiser begins and ends, and a reference to its contents."""
+    for number, begin, first, last in delimited(data, start, end):
+        if number != _INITIALIZER or last - first < LEAST // 8:
+            continue
+        raw = [place for field, *place in delimited(data, first, last) if field == _RAW_DATA]
+        if len(raw) != 1:
+            continue
+        outset, offset, until = raw[0]
+        tensor = onnx.TensorProto.FromString(data[first:outset] + data[until:last])
+        if _is_plain(tensor, until - offset):
+            yield begin, last, store.refer(tensor, Stretch(file, offset, until - offset))
+
+
+def _is_plain(tensor: onnx.TensorProto, length: int) -> bool:
+    """Whether a tensor, its raw data of so many bytes aside, is large and says nothing that a reference would not."""
+    if not {field.name for field, _ in tensor.ListFields()} <= _DESCRIPTION or len(UnknownFieldSet(tensor)):
+        return False
+    if tensor.data_type not in _KNOWN or min(tensor.dims, default=0) < 0 or prod(tensor.dims) < LEAST:
+        return False
+    return element_bits(tensor.data_type) > 0 and tensor_bytes(tensor) == length
+
+
+def _framed(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
