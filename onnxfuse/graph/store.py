@@ -25,8 +25,8 @@ from onnxfuse.graph.fields import has_unknown, without_initializers
 LEAST = 1 << 15
 """Elements from which on a tensor lies in a store."""
 
-CHUNK = 1 << 24
-"""Bytes that are read at a time."""
+CHUNK = 1 << 20
+"""Bytes that are read at a time: of so many the memory is used again, and stays in the processor's cache."""
 
 _PREFIX = f"/{secrets.token_hex(16)}/"
 """What locations of tensors in stores begin with: no file may ask for one, and none can be called so."""

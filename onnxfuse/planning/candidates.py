@@ -137,8 +137,7 @@ class Maker:
             return lone
         names = [value.name for value in size_operands(lowered.sized)]
         sizes, multiprocessors = self.costs.ledger.sizes, self.costs.profile.multiprocessors
-        told = (each.expected(lowered, sizes, multiprocessors) for each in SCHEDULES.values())
-        expected = next((each for each in told if each is not None), None)
+        expected = self.kernels.expected(Request(lowered, sizes=sizes), multiprocessors)
         if expected is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
         refusal = None if expected.apart else running(Does.POOLS).refuses(Request(lowered))

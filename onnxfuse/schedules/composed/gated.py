@@ -116,6 +116,8 @@ class _Chain(InParts):
 
 def _found(request: Request) -> _Chain | None:
     """A chain of products from reductions to what is no sum any more; None where there is no such."""
+    if not any(map(_reduces, request.lowered.program.tensors)):
+        return None
     ahead = convolution_ahead(request)
     if ahead is not None:
         rest = _found(ahead.part(ahead.behind()))

@@ -76,9 +76,9 @@ _Found = tuple[Divided, ProductParts, Windows, NormGroups]
 def _found(request: Request) -> _Found | None:
     """The convolution of a region, divided from the norm behind it; None where there is not one of each."""
     program = request.lowered.program
-    products = contractions(request.lowered)
     reductions = [each for each in program.tensors if isinstance(each, Reduce)]
-    if len(products) != 1 or len(reductions) != 2 or not set(reductions) <= set(above(program, products[0])):
+    products = contractions(request.lowered) if len(reductions) == 2 else ()
+    if len(products) != 1 or not set(reductions) <= set(above(program, products[0])):
         return None
     (contract,) = products
     if any(product(output.shape) != product(contract.shape) for output in program.outputs):
