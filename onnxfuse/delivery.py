@@ -73,7 +73,7 @@ def check_sessions(subject: Subject) -> None:
         ModelError: ONNX Runtime refuses the original model.
         VerificationError: it takes the original and refuses the fused model.
     """
-    with sharing(subject.loaded, subject.rewritten.model, folder=subject.folder) as (original, fused):
+    with sharing(subject.loaded, subject.lean, folder=subject.folder) as (original, fused):
         if _takes(original, subject.loaded):
             with suppress(OutOfMemoryError):
                 fused.session()

@@ -80,8 +80,8 @@ class Optimised:
 
     @property
     def lean(self) -> onnx.ModelProto:
-        """The fused model as it is kept until ``model`` is asked for, which may be changed then: larger weights may be
-        references to those of the loaded one."""
+        """The fused model as it is verified and saved: larger weights may be references to those of the loaded one,
+        until ``model`` is asked for, which may be changed."""
         made: onnx.ModelProto = self.__dict__.get("model", self.rewritten.model)
         return made
 

@@ -32,6 +32,7 @@ from zoo_models import (
 )
 
 from onnxfuse.graph.sizes import shape_of
+from onnxfuse.graph.store import whole
 from onnxfuse.ir.contractions import operations
 from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.lower import Lowered, lower
@@ -131,7 +132,7 @@ def test_plain_runtime_gives_the_originals_bits(model: ZooModel, fused_file: Pat
     feeds = model.feeds()
     found = run(fused_file, feeds)
     optimised = model.rows[0].optimised
-    original = optimised.loaded.proto
+    original = whole(optimised.loaded.proto)
     exact = exact_form(original, optimised.model)
     path = model.path
     if exact is not original:
@@ -166,7 +167,7 @@ def test_optimising_again_changes_nothing(model: ZooModel, fused_file: Path) -> 
 
 def test_unfuse_gives_the_original_back(model: ZooModel) -> None:
     optimised = model.rows[0].optimised
-    restored, original = unfuse(optimised.model), optimised.loaded.proto
+    restored, original = unfuse(optimised.model), whole(optimised.loaded.proto)
     assert [node.SerializeToString(deterministic=True) for node in restored.graph.node] == [
         node.SerializeToString(deterministic=True) for node in original.graph.node]
     assert restored.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)

@@ -105,7 +105,7 @@ def _prepared(subject: Callable[[], Subject], first: FirstRun, until: UntilEnded
     that there is."""
     try:
         made = subject()
-        original, fused = first.slims(made.rewritten.model, until, made.folder)
+        original, fused = first.slims(made.lean, until, made.folder)
         return _Prepared(made, original.of(exact_form(original.model, fused.model)), fused)
     except (OnnxfuseError, MemoryError):
         return None
@@ -123,7 +123,7 @@ def _foreseen(made: Future[_Prepared | None], runner: Future[CudaRunner | None])
         return None
     try:
         subject = prepared.subject
-        runs = WholeRuns(subject, (), read_fused(subject.rewritten.model), runner.result(), lambda *_: None)
+        runs = WholeRuns(subject, (), read_fused(subject.lean), runner.result(), lambda *_: None)
         message = runs.checked()
         compared = runs.whole(prepared.original, prepared.fused, CPU)
     except (OnnxfuseError, MemoryError):

@@ -10,13 +10,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.costs.traffic import Ledger
-from onnxfuse.rewriting import FusedNode, Rewritten
+from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import Bounds, BoundsError, OutOfMemoryError, OutOfTimeError, run_bytes
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import Closeness
@@ -47,7 +48,7 @@ class Subject(Protocol):
     @property
     def ledger(self) -> Ledger: ...
     @property
-    def rewritten(self) -> Rewritten: ...
+    def lean(self) -> onnx.ModelProto: ...
     @property
     def folder(self) -> Path | None: ...
     @property
@@ -94,7 +95,7 @@ class Kernels:
         with ExitStack() as stack:
             # Its weights are written to a file once more, which nobody reads where the runs gave all that nodes read.
             source = cache(lambda: original if planned is self.subject.loaded else stack.enter_context(
-                sharing(planned, self.subject.rewritten.model, original.bounds))[0])
+                sharing(planned, self.subject.lean, original.bounds))[0])
             return self._nodes(Planned(planned, source, original.bounds), runs, inner)
 
     def begin(self, pool: ThreadPoolExecutor, pair: tuple[Slim, Slim], runs: Sequence[Run]) -> Future[Begun] | None:
@@ -102,7 +103,7 @@ class Kernels:
         any size takes a GPU's libraries seconds; then make the session with kernels.  None where the device may be
         short of memory then."""
         ledger, runs = self.subject.ledger, self._shown(runs)
-        needed = run_bytes(ledger.at(runs[0].about.sizes)) + weight_bytes(self.subject.rewritten.model)
+        needed = run_bytes(ledger.at(runs[0].about.sizes)) + weight_bytes(self.subject.lean)
         if self.users or CUDA not in str(self.runner.providers) or not self.runner.has_room(needed):
             return None
         return pool.submit(self._begun, *pair, runs)
@@ -177,7 +178,7 @@ class Kernels:
                ) -> tuple[NodeResult, ...]:
         """``verified``."""
         nodes, runner, results = self.fused, self.runner, dict[str, NodeResult]()
-        verifier = NodeVerifier(self.subject.rewritten.model, runner, planned.bounds)
+        verifier = NodeVerifier(self.subject.lean, runner, planned.bounds)
         for number, run in enumerate(runs):
             turn = _Turn(self, verifier, planned.bounds, results, "" if len(runs) == 1 else f", run {number + 1}",
                          (number * len(nodes), len(nodes) * len(runs)))

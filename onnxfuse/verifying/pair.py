@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import onnx
 from onnx import TypeProto
 
 from onnxfuse.errors import ModelError
@@ -14,7 +15,7 @@ from onnxfuse.graph import Graph, LoadedModel, bind
 from onnxfuse.graph.sizes import type_name
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.costs.traffic import Ledger
-from onnxfuse.rewriting import FusedNode, Rewritten, planned_form, read_fused
+from onnxfuse.rewriting import FusedNode, planned_form, read_fused
 from onnxfuse.verifying.first_run import FirstRun
 from onnxfuse.verifying.foreseen import Foreseeing
 from onnxfuse.verifying.reference import formal_names
@@ -44,9 +45,9 @@ class Pair:
         return Pair(original, fused, graph, Ledger(graph, bind(graph, dims)))
 
     @property
-    def rewritten(self) -> Rewritten:
+    def lean(self) -> onnx.ModelProto:
         """The fused model."""
-        return Rewritten(self.fused.proto, ())
+        return self.fused.proto
 
     @property
     def folder(self) -> Path | None:

@@ -76,15 +76,14 @@ def verify(subject: Verifiable, runner: KernelRunner | None = None, inputs: Inpu
     Raises:
         ModelError: ``inputs`` do not fit the model.
     """
-    rewritten = subject.rewritten
-    nodes = read_fused(rewritten.model)
+    nodes = read_fused(subject.lean)
     step = progress or (lambda *_: None)
     allowed = allowed or Allowed()
     work = WholeRuns(subject, input_sets(inputs), nodes, runner, step, allowed.plain)
     notes = work.notes
     with ThreadPoolExecutor(1, "onnxfuse-prepare") as pool:
         preparing = work.preparing(pool, bounds)
-        with (sharing_first(subject.first_run, subject.loaded, rewritten.model, bounds, subject.folder) as (own, fused),
+        with (sharing_first(subject.first_run, subject.loaded, subject.lean, bounds, subject.folder) as (own, fused),
               ThreadPoolExecutor(1, "onnxfuse-beside") as beside):
             original = own.of(exact_form(own.model, fused.model))
             if original.model is not own.model:

@@ -115,7 +115,7 @@ class WholeRuns:
     def checked(self) -> str:
         """What ``onnx.checker`` has against the fused model and not against the original."""
         self.step("checking the fused model", 0, 1)
-        message = checker_message(self.subject.rewritten.model)
+        message = checker_message(self.subject.lean)
         if message and (own := checker_message(self.subject.loaded.proto)):
             self.notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
             return ""
@@ -232,7 +232,7 @@ class WholeRuns:
         """Have the model made that gives what nodes read, and the runner compile what it will run: beside the first
         runs, where they leave memory for that, and the compiler beside the first nodes, which wait for their own
         kernels."""
-        runner, model = self.runner, self.subject.rewritten.model
+        runner, model = self.runner, self.subject.lean
         if runner is None or not self.fused:
             return Preparing(_done(self.subject.loaded), _done(None))
         ledger = self._first_ledger
