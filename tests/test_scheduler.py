@@ -164,7 +164,7 @@ def test_several_threads_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed
+    assert not failed, failed
     report = made.get_fusion_report()
     assert (report.decisions, report.entries) == (49, 4)
     assert next(each for each in report.fusions if each.name == fusion.name).calls == 48
