@@ -147,7 +147,10 @@ def optimise(
         if options.verify or options.target is None:
             starting.submit(present_profile)  # a driver takes a third of a second to start, CuPy as long to import
         rules = starting.submit(load_rules, [rules_folder(), *options.rules], options.disable)
-        return _optimised(load(source, lean=True), rules, options, tell, starting)
+        done = _optimised(load(source, lean=True), rules, options, tell, starting)
+        if done.loaded.path is None:
+            _ = done.model  # what is in memory is its owner's, who may change it
+        return done
 
 
 def _optimised(loaded: LoadedModel, rules: Future[RuleSet], options: Options, tell: Tell, starting: Executor

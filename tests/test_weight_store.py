@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,7 @@ def test_a_model_with_what_this_release_does_not_know_stays_whole() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_fused_model_is_whole_where_it_is_asked_for_and_where_it_is_written(tmp_path, dtype) -> None:
     made = model(dtype=dtype)
-    before = made.SerializeToString()
-    done = optimise(made, OPTIONS)
+    done = optimise(load_model(written(tmp_path / "m.onnx", made)), OPTIONS)
     assert done.rewritten.placed
     assert any(map(is_stored, done.lean.graph.initializer))
     saved = rewriting.save(done.lean, tmp_path / "lean.onnx", source=done.loaded).path
@@ -121,14 +121,13 @@ def test_a_fused_model_is_whole_where_it_is_asked_for_and_where_it_is_written(tm
     assert onnx.load(saved) == done.model
     assert done.lean is done.model, "what a user may change is what is saved"
     assert not any(tensor.data_location for tensor in done.model.graph.initializer)
-    assert made.SerializeToString() == before
     again = rewriting.original(load_model(saved)).proto
     assert again == made, "with the initialiser that nothing reads"
 
 
 def test_too_large_for_one_file_weights_are_written_beside_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("onnxfuse.rewriting.wire.LIMIT", 1 << 17)
-    done = optimise(model(), OPTIONS)
+    done = optimise(load_model(written(tmp_path / "o.onnx", model())), OPTIONS)
     saved = rewriting.save(done.lean, tmp_path / "m.onnx", source=done.loaded)
     assert saved.data is not None
     assert saved.data.stat().st_size >= 2 * 4 * 256 * 256
@@ -153,8 +152,19 @@ def test_no_file_names_a_store(tmp_path) -> None:
         load_model(tmp_path / "forged.onnx")
 
 
-def test_regions_lost_in_verification_are_taken_out_of_what_is_lean() -> None:
-    done = optimise(model(), OPTIONS)
+def test_a_model_in_memory_is_its_owners_to_change() -> None:
+    made = model()
+    before = made.SerializeToString()
+    done = optimise(made, OPTIONS)
+    assert made.SerializeToString() == before
+    kept = done.lean.SerializeToString(deterministic=True)
+    made.graph.initializer[0].raw_data = bytes(4 * 256 * 256)
+    assert done.model is done.lean
+    assert done.model.SerializeToString(deterministic=True) == kept
+
+
+def test_regions_lost_in_verification_are_taken_out_of_what_is_lean(tmp_path) -> None:
+    done = optimise(load_model(written(tmp_path / "m.onnx", model())), OPTIONS)
     less = done.without(range(len(done.regions)))
     assert not less.rewritten.placed
     assert whole(less.lean) == model()
@@ -195,13 +205,32 @@ def test_a_file_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("lean_files")
-def test_a_file_that_is_cut_short_meanwhile_is_one_error_and_nothing_is_written(tmp_path) -> None:
+@pytest.mark.parametrize("change", ["cut short", "overwritten"])
+def test_a_file_that_is_changed_meanwhile_is_one_error_and_nothing_is_written(tmp_path, change) -> None:
+    """As exporters do who write the next model to the same place, of the same size."""
     path = written(tmp_path / "m.onnx", model())
+    os.utime(path, (1, 1))  # a file system may tell no writes apart that follow one another at once
     loaded = load_model(path, lean=True)
-    os.truncate(path, 4096)
-    with pytest.raises(ModelError, match="cut short meanwhile"):
+    if change == "cut short":
+        os.truncate(path, 4096)
+    else:
+        other = bytearray(path.read_bytes())
+        other[-4096:] = bytes(4096)
+        path.write_bytes(other)
+    with pytest.raises(ModelError, match="changed meanwhile"):
         rewriting.save(loaded.proto, tmp_path / "out.onnx", source=loaded)
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.usefixtures("lean_files")
+def test_a_model_comes_out_of_a_pipe_once(tmp_path) -> None:
+    pipe, made = tmp_path / "pipe", model(8)
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(made.SerializeToString(),))
+    writer.start()
+    loaded = load_model(pipe, lean=True)
+    writer.join()
+    assert whole(loaded.proto) == made
 
 
 def odd(name: str) -> onnx.ModelProto:

@@ -37,9 +37,10 @@ def read_lean(path: Path, largest: int) -> tuple[onnx.ModelProto, WeightStore] |
     """
     store = WeightStore()
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe is to take what is in it
+            return None
         file = OpenFile(os.fspath(path))
-        about = os.fstat(file.descriptor)
-        if not stat.S_ISREG(about.st_mode) or not LEAST_BYTES <= about.st_size <= largest:
+        if not LEAST_BYTES <= file.size <= largest:
             return None
         with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
             content = _without_contents(data, file, store)

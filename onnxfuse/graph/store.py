@@ -36,13 +36,29 @@ _NUMBERS = itertools.count()
 
 
 class OpenFile:
-    """A file that stays open, whatever becomes of its name, until nothing refers to it any more."""
+    """A file that stays open, whatever becomes of its name, until nothing refers to it any more; what is in it is to
+    stay as it is."""
 
     def __init__(self, path: str) -> None:
         """Raises: OSError, ValueError: there is no such file, or it cannot be read."""
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         finalize(self, os.close, self.descriptor)
+        self._before = self._now()
+
+    @property
+    def size(self) -> int:
+        """Bytes in it."""
+        return self._before[0]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to since it was opened."""
+        return self._now() != self._before
+
+    def _now(self) -> tuple[int, int]:
+        about = os.fstat(self.descriptor)
+        return about.st_size, about.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Stretch:
         """All of them.
 
         Raises:
-            ModelError: the file was cut short, or cannot be read any more.
+            ModelError: the file was written to meanwhile, or cannot be read any more.
         """
         return b"".join(self.chunks())
 
@@ -66,10 +82,10 @@ class Stretch:
         at, end = self.offset, self.offset + self.length
         while at < end:
             try:
-                part, said = os.pread(self.file.descriptor, min(end - at, CHUNK), at), "it was cut short meanwhile"
+                part, said = os.pread(self.file.descriptor, min(end - at, CHUNK), at), "it was changed meanwhile"
             except OSError as error:
                 part, said = b"", error.strerror or str(error)
-            if not part:
+            if not part or self.file.is_changed:  # looked at behind each part: what was read before is as it was
                 raise ModelError(f"The file's weights cannot be read: {said}.", place=self.file.path,
                                  remedy="Leave the file as it is while it is worked on, and start again.")
             at += len(part)
