@@ -197,6 +197,15 @@ def test_weights_stay_in_the_file_until_they_are_wanted(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("lean_files")
+def test_a_file_with_little_but_weights_is_read_without_them_alone(tmp_path, monkeypatch) -> None:
+    path = written(tmp_path / "m.onnx", made := model())
+    monkeypatch.setattr("onnxfuse.graph.lean.MOST_LEFT", 64)
+    loaded = load_model(path, lean=True)
+    assert loaded.store is None
+    assert loaded.proto == made
+
+
+@pytest.mark.usefixtures("lean_files")
 def test_a_file_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path) -> None:
     path = written(tmp_path / "m.onnx", made := model())
     loaded = load_model(path, lean=True)

@@ -21,6 +21,9 @@ from onnxfuse.varint import Buffer, delimited, varint
 LEAST_BYTES = 1 << 24
 """Files of fewer bytes than this are read whole."""
 
+MOST_LEFT = 1 << 28
+"""And those of which more is left without their large initialisers: what is left is in memory twice for a while."""
+
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
@@ -51,13 +54,17 @@ def read_lean(path: Path, largest: int) -> tuple[onnx.ModelProto, WeightStore] |
 
 
 def _without_contents(data: Buffer, file: OpenFile, store: WeightStore) -> bytes | None:
-    """The model's bytes with references in the place of large initialisers; None where there is not one graph."""
+    """The model's bytes with references in the place of large initialisers; None where there is not one graph, or most
+    of it is something else."""
     graphs = [place for number, *place in delimited(data, 0, len(data)) if number == _GRAPH]
     if len(graphs) != 1:
         return None
     begin, start, end = graphs[0]
+    found = list(_references(data, start, end, file, store))
+    if len(data) - sum(last - first for first, last, _ in found) > MOST_LEFT:
+        return None
     parts, at = [], start
-    for first, last, reference in _references(data, start, end, file, store):
+    for first, last, reference in found:
         parts += [data[at:first], _framed(_INITIALIZER, reference.SerializeToString())]
         at = last
     parts.append(data[at:end])
