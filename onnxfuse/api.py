@@ -86,7 +86,8 @@ def optimize(
 
     Returns:
         The fused model, ``result.model``, which ``result.save`` writes, and ``result.report``: what was fused, what was
-        not and why, and what it costs.  Where nothing can be fused the model is as it was.
+        not and why, and what it costs.  Where nothing can be fused the model is as it was.  Large weights of a file of
+        16 MB and more are read when either is asked for: until then the file is to stay as it is.
 
     Raises:
         ModelError: the model cannot be read or understood, or ONNX Runtime itself refuses it.

@@ -26,6 +26,8 @@ import onnx
 from onnxfuse.given import Names, Paths, names, paths, sizes
 from onnxfuse.given import hints as read_hints
 from onnxfuse.graph import LoadedModel
+from onnxfuse.graph.constants import is_external
+from onnxfuse.graph.store import is_stored
 from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective, Strategy
@@ -335,8 +337,8 @@ def decision_key(model: onnx.ModelProto, profile: Profile, objective: Objective,
                  *model.opset_import, *model.functions):
         digest.update(part.SerializeToString(deterministic=True) + b"\0")
     for tensor in model.graph.initializer:
-        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {tensor.data_location}\0".encode())
-        if tensor.ByteSize() <= SMALL_BYTES:
+        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {int(is_external(tensor))}\0".encode())
+        if not is_stored(tensor) and tensor.ByteSize() <= SMALL_BYTES:
             digest.update(tensor.SerializeToString(deterministic=True))
     rest = {"profile": profile.model_dump(), "objective": asdict(objective), "dims": dict(dims)}
     digest.update(json.dumps(rest, sort_keys=True).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -16,6 +17,7 @@ from onnxfuse import rewriting
 from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import load_model
 from onnxfuse.graph.constants import is_external, read
+from onnxfuse.graph.fields import has_unknown
 from onnxfuse.graph.load import from_proto
 from onnxfuse.graph.store import LEAST, WeightStore, apart, is_stored, resolved, stretch, whole
 from onnxfuse.operators.inference import load_graph
@@ -108,6 +110,46 @@ def test_a_model_with_what_this_release_does_not_know_stays_whole() -> None:
     later = onnx.ModelProto()
     later.ParseFromString(model().SerializeToString() + b"\xf8\x3f\x01")  # field 1023
     assert apart(later, WeightStore()) is later
+
+
+def test_a_weight_in_a_file_of_its_own_stays_one() -> None:
+    """Also where the tensor has an empty ``raw_data`` beside it, which the runtime takes no notice of."""
+    made = model()
+    first = made.graph.initializer[0]
+    first.raw_data = b""
+    first.data_location = TensorProto.EXTERNAL
+    first.external_data.add(key="location", value="w.bin")
+    lean = apart(made, WeightStore())
+    assert is_external(lean.graph.initializer[0])
+    assert is_stored(lean.graph.initializer[2])
+
+
+def test_what_this_release_does_not_know_is_kept_beside_weights_that_are_folded() -> None:
+    later = onnx.ModelProto()
+    later.ParseFromString(model().SerializeToString() + b"\xf8\x3f\x01")
+    loaded = from_proto(later).lean()
+    assert loaded.store is None
+    store = WeightStore()
+    later.graph.initializer.append(store.keep(numpy_helper.from_array(np.ones((256, 256), np.float32), "folded")))
+    assert has_unknown(whole(later))
+    assert not any(map(is_stored, whole(later).graph.initializer))
+
+
+def test_a_copy_of_a_model_has_its_weights() -> None:
+    loaded = from_proto(model()).lean()
+    other = copy.deepcopy(loaded)
+    del loaded
+    gc.collect()
+    assert whole(other.proto) == model()
+
+
+def test_each_optimisation_keeps_its_own_weights_and_not_those_of_others() -> None:
+    loaded = from_proto(model()).lean()
+    again = loaded.lean()
+    assert again.store is not None and again.store is not loaded.store
+    del loaded
+    gc.collect()
+    assert whole(again.proto) == model(), "the first one's are still there"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

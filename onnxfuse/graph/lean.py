@@ -11,11 +11,10 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxfuse.graph.constants import element_bits, tensor_bytes
 from onnxfuse.graph.fields import has_unknown
-from onnxfuse.graph.store import LEAST, OpenFile, Stretch, WeightStore
+from onnxfuse.graph.store import LEAST, OpenFile, Stretch, WeightStore, is_plain
 from onnxfuse.varint import Buffer, delimited, varint
 
 LEAST_BYTES = 1 << 24
@@ -27,7 +26,6 @@ MOST_LEFT = 1 << 28
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_DESCRIPTION = {"name", "data_type", "dims", "doc_string", "metadata_props"}
 _KNOWN = set(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 _LENGTH_DELIMITED = 2
 
@@ -82,13 +80,14 @@ def _references(data: Buffer, start: int, end: int, file: OpenFile, store: Weigh
             continue
         outset, offset, until = raw[0]
         tensor = onnx.TensorProto.FromString(data[first:outset] + data[until:last])
-        if _is_plain(tensor, until - offset):
-            yield begin, last, store.refer(tensor, Stretch(file, offset, until - offset))
+        if _is_large(tensor, until - offset):
+            contents = Stretch(file, offset, until - offset, tensor.HasField("data_location"))
+            yield begin, last, store.refer(tensor, contents)
 
 
-def _is_plain(tensor: onnx.TensorProto, length: int) -> bool:
+def _is_large(tensor: onnx.TensorProto, length: int) -> bool:
     """Whether a tensor, its raw data of so many bytes aside, is large and says nothing that a reference would not."""
-    if not {field.name for field, _ in tensor.ListFields()} <= _DESCRIPTION or len(UnknownFieldSet(tensor)):
+    if not is_plain(tensor):
         return False
     if tensor.data_type not in _KNOWN or min(tensor.dims, default=0) < 0 or prod(tensor.dims) < LEAST:
         return False

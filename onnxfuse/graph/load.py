@@ -71,9 +71,11 @@ class LoadedModel:
     store: WeightStore | None = field(default=None, repr=False, compare=False)
 
     def lean(self) -> LoadedModel:
-        """The same with its larger weights in a store: copies that are made of it are without them."""
-        store = self.store or WeightStore()
-        return replace(self, proto=apart(self.proto, store), store=store)
+        """The same with its larger weights in a store of its own, where they can be: copies that are made of it are
+        without them."""
+        store = WeightStore(self.store)
+        proto = apart(self.proto, store)
+        return replace(self) if proto is self.proto else replace(self, proto=proto, store=store)
 
 
 def load_model(path: str | Path, lean: bool = False) -> LoadedModel:

@@ -25,6 +25,8 @@ from onnxfuse.graph.fields import has_unknown, without_initializers
 LEAST = 1 << 15
 """Elements from which on a tensor lies in a store."""
 
+_PLAIN = {"name", "data_type", "dims", "doc_string", "metadata_props", "raw_data", "data_location"}
+
 CHUNK = 1 << 20
 """Bytes that are read at a time: of so many the memory is used again, and stays in the processor's cache."""
 
@@ -63,11 +65,13 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes of a model's own file, a tensor's raw data."""
+    """Bytes of a model's own file, a tensor's raw data; ``explicit``: whether the tensor says that it has them itself.
+    """
 
     file: OpenFile
     offset: int
     length: int
+    explicit: bool = False
 
     def read(self) -> bytes:
         """All of them.
@@ -96,14 +100,16 @@ class WeightStore:
     """Tensors, or where in a file their bytes are, that references of copies stand for; these can be read as long as
     the store is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, behind: WeightStore | None = None) -> None:
+        """``behind``: another that stays as long as this one."""
+        self.behind = behind
         self._number = next(_NUMBERS)
         self._kept: list[onnx.TensorProto | Stretch] = []
         _STORES[self._number] = self
 
     def keep(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         """A reference to a tensor, which is not to be changed any more; the tensor itself where little is gained."""
-        if prod(tensor.dims) < LEAST or not tensor.HasField("raw_data") or len(UnknownFieldSet(tensor)):
+        if prod(tensor.dims) < LEAST or not tensor.HasField("raw_data") or not is_plain(tensor):
             return tensor
         return self.refer(tensor, tensor)
 
@@ -114,6 +120,10 @@ class WeightStore:
         reference.external_data.add(key="location", value=f"{_PREFIX}{self._number}/{len(self._kept)}")
         self._kept.append(contents)
         return reference
+
+    def __deepcopy__(self, _: object) -> WeightStore:
+        """Itself: references are to it."""
+        return self
 
     def at(self, place: int) -> onnx.TensorProto | Stretch:
         """What was kept as the one of this number."""
@@ -165,7 +175,9 @@ def kept(tensor: onnx.TensorProto) -> Callable[[], onnx.TensorProto]:
 
 def _filled(tensor: onnx.TensorProto, contents: onnx.TensorProto | Stretch) -> onnx.TensorProto:
     if isinstance(contents, Stretch):
-        return _described(tensor, contents.read())
+        result = around(tensor, contents)
+        result.raw_data = contents.read()
+        return result
     if contents is tensor or _about(contents) == _about(tensor):
         return contents
     return _described(tensor, contents.raw_data)
@@ -177,9 +189,18 @@ def are_same(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
     return first is second or bool(resolved(one).raw_data == resolved(other).raw_data)
 
 
-def described(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A tensor's name, type, sizes and notes, without its contents."""
-    return _described(tensor)
+def around(tensor: onnx.TensorProto, contents: Stretch) -> onnx.TensorProto:
+    """All of a tensor but its contents, which are there."""
+    result = _described(tensor)
+    if contents.explicit:
+        result.data_location = onnx.TensorProto.DEFAULT
+    return result
+
+
+def is_plain(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor holds its contents as bytes, if any, and says nothing that a reference would not."""
+    said = {field.name for field, _ in tensor.ListFields()}
+    return said <= _PLAIN and tensor.data_location == onnx.TensorProto.DEFAULT and not len(UnknownFieldSet(tensor))
 
 
 def _described(tensor: onnx.TensorProto, contents: bytes | None = None) -> onnx.TensorProto:
@@ -214,5 +235,8 @@ def whole(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_initializers(model: onnx.ModelProto, tensors: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
     result = without_initializers(model)
+    if has_unknown(model):
+        result.CopyFrom(model)
+        del result.graph.initializer[:]
     result.graph.initializer.extend(tensors)
     return result

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def ask(model: LoadedModel) -> Seen | None:
     """What a session makes of a model; None where none can be made here."""
     if sum(map(tensor_bytes, tensors(model.proto.graph))) > MOST_BYTES:
         return None
+    model = replace(model, proto=whole(model.proto))
     try:
         made = _made(model)
     except Exception:  # ONNX Runtime has an exception type per status; what it does not take, it does not show
@@ -55,7 +57,7 @@ def _made(model: LoadedModel) -> Mapping[str, int]:
     with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
         path = Path(folder, "model.onnx")
         options.optimized_model_filepath = str(path)
-        session(whole(model.proto).SerializeToString(), options)
+        session(model.proto.SerializeToString(), options)
         graphs = [graph for _, graph in graphs_of(onnx.load(path, load_external_data=False))]
     nodes = [node for graph in graphs for node in graph.node]
     return {name: place for place, node in enumerate(nodes) for name in node.output if name}

@@ -311,7 +311,7 @@ def _prepare(model: onnx.ModelProto, move: _Move, spill: bool) -> tuple[int, Cal
 def _weight(tensor: onnx.TensorProto, move: _Move, spill: bool) -> wire.Weight:
     """An initialiser as it goes into the model file."""
     if (own := store.stretch(tensor)) is not None:
-        return _of_file(store.described(tensor), own, move, spill)
+        return _of_file(store.around(tensor, own), own, move, spill)
     tensor = store.resolved(tensor)
     if is_external(tensor):
         moved = onnx.TensorProto()
