@@ -187,8 +187,9 @@ class _Optimisation:
     def of(loaded: LoadedModel, rules: RuleSet, options: Options, tell: Tell, starting: Executor) -> _Optimisation:
         """Begin it; ``starting``: where compilers and drivers may start meanwhile."""
         tell("planning", 0, 0)
-        lean = loaded if is_optimised(loaded.proto) else loaded.lean()
-        folded = lean if lean is loaded or SHAPE_ARITHMETIC in rules.disabled else fold(lean)
+        folded = loaded
+        if not is_optimised(loaded.proto):
+            folded = loaded.lean() if SHAPE_ARITHMETIC in rules.disabled else fold(loaded.lean())
         profile, assumed = chosen_target(options.target, options.rules)
         compiler = starting.submit(read_back, profile, partial(tell, COMPILING)) if options.compiles else None
         runner = starting.submit(runner_for, options.provider_options) if options.verify else None

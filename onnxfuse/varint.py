@@ -11,6 +11,8 @@ Buffer = bytes | mmap.mmap
 MOST_BITS = 70
 """Ten bytes of seven bits, the most that a number of 64 takes."""
 
+_LENGTH_DELIMITED = 2
+
 
 def read_varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
     """A number that begins at a byte, and where it ends.
@@ -38,6 +40,11 @@ def varint(number: int) -> bytes:
     return bytes(parts)
 
 
+def tag(field: int, length: int) -> bytes:
+    """What a length-delimited field of so many bytes begins with."""
+    return varint(field << 3 | _LENGTH_DELIMITED) + varint(length)
+
+
 def delimited(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Each length-delimited field of a protobuf message: its number, where it begins, and where its contents begin and
     end.
@@ -47,15 +54,15 @@ def delimited(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, 
     """
     while at < end:
         begin = at
-        tag, at = read_varint(data, at, end)
-        kind = tag & 7
+        number, at = read_varint(data, at, end)
+        kind = number & 7
         if kind == 0:
             _, at = read_varint(data, at, end)
-        elif kind == 2:
+        elif kind == _LENGTH_DELIMITED:
             size, start = read_varint(data, at, end)
             at = start + size
             if at <= end:
-                yield tag >> 3, begin, start, at
+                yield number >> 3, begin, start, at
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:

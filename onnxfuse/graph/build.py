@@ -30,7 +30,7 @@ from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, Scope, bodies_in, bodies_of, graphs_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
 from onnxfuse.graph.stated import parse
-from onnxfuse.graph.store import is_stored, kept
+from onnxfuse.graph.store import kept
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,
@@ -415,7 +415,7 @@ def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
     graph.value_info.extend(proto.graph.value_info)
     listed = {value.name for value in graph.input}
     for tensor in proto.graph.initializer:
-        if prod(tensor.dims) <= SMALL_ELEMENTS and not (is_external(tensor) or is_stored(tensor)):
+        if prod(tensor.dims) <= SMALL_ELEMENTS and tensor.data_location != onnx.TensorProto.EXTERNAL:
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

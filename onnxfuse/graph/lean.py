@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnxfuse.graph.constants import element_bits, tensor_bytes
 from onnxfuse.graph.fields import has_unknown
 from onnxfuse.graph.store import LEAST, OpenFile, Stretch, WeightStore, is_plain
-from onnxfuse.varint import Buffer, delimited, varint
+from onnxfuse.varint import Buffer, delimited, tag
 
 LEAST_BYTES = 1 << 24
 """Files of fewer bytes than this are read whole."""
@@ -27,7 +27,6 @@ _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _KNOWN = set(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-_LENGTH_DELIMITED = 2
 
 
 def read_lean(path: Path, largest: int) -> tuple[onnx.ModelProto, WeightStore] | None:
@@ -95,4 +94,4 @@ def _is_large(tensor: onnx.TensorProto, length: int) -> bool:
 
 
 def _framed(field: int, content: bytes) -> bytes:
-    return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
+    return tag(field, len(content)) + content

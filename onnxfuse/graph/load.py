@@ -75,7 +75,7 @@ class LoadedModel:
         without them."""
         store = WeightStore(self.store)
         proto = apart(self.proto, store)
-        return replace(self) if proto is self.proto else replace(self, proto=proto, store=store)
+        return self if proto is self.proto else replace(self, proto=proto, store=store)
 
 
 def load_model(path: str | Path, lean: bool = False) -> LoadedModel:

@@ -115,7 +115,7 @@ class WeightStore:
 
     def refer(self, tensor: onnx.TensorProto, contents: onnx.TensorProto | Stretch) -> onnx.TensorProto:
         """A reference of a tensor's name, type, sizes and notes to contents that are elsewhere."""
-        reference = _described(tensor)
+        reference = described(tensor)
         reference.data_location = onnx.TensorProto.EXTERNAL
         reference.external_data.add(key="location", value=f"{_PREFIX}{self._number}/{len(self._kept)}")
         self._kept.append(contents)
@@ -180,7 +180,7 @@ def _filled(tensor: onnx.TensorProto, contents: onnx.TensorProto | Stretch) -> o
         return result
     if contents is tensor or _about(contents) == _about(tensor):
         return contents
-    return _described(tensor, contents.raw_data)
+    return described(tensor, contents.raw_data)
 
 
 def are_same(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
@@ -191,7 +191,7 @@ def are_same(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
 
 def around(tensor: onnx.TensorProto, contents: Stretch) -> onnx.TensorProto:
     """All of a tensor but its contents, which are there."""
-    result = _described(tensor)
+    result = described(tensor)
     if contents.explicit:
         result.data_location = onnx.TensorProto.DEFAULT
     return result
@@ -203,7 +203,8 @@ def is_plain(tensor: onnx.TensorProto) -> bool:
     return said <= _PLAIN and tensor.data_location == onnx.TensorProto.DEFAULT and not len(UnknownFieldSet(tensor))
 
 
-def _described(tensor: onnx.TensorProto, contents: bytes | None = None) -> onnx.TensorProto:
+def described(tensor: onnx.TensorProto, contents: bytes | None = None) -> onnx.TensorProto:
+    """A tensor's name, type, sizes and notes, and these bytes."""
     result = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=contents)
     if tensor.HasField("doc_string"):
         result.doc_string = tensor.doc_string
@@ -234,9 +235,11 @@ def whole(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_initializers(model: onnx.ModelProto, tensors: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
-    result = without_initializers(model)
     if has_unknown(model):
+        result = onnx.ModelProto()
         result.CopyFrom(model)
         del result.graph.initializer[:]
+    else:
+        result = without_initializers(model)
     result.graph.initializer.extend(tensors)
     return result

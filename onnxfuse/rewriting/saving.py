@@ -335,10 +335,7 @@ def _spills(tensor: onnx.TensorProto) -> bool:
 
 def _spilled(tensor: onnx.TensorProto, data: DataFile) -> onnx.TensorProto:
     """A reference to the bytes of a tensor, which go to the data file."""
-    moved = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    if tensor.HasField("doc_string"):
-        moved.doc_string = tensor.doc_string
-    moved.metadata_props.extend(tensor.metadata_props)
+    moved = store.described(tensor)
     length = tensor_bytes(tensor)
     refer(moved, data.name, data.place(lambda: _raw(tensor), length), length)
     return moved

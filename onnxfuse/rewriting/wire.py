@@ -9,14 +9,13 @@ from typing import Any, BinaryIO
 import onnx
 
 from onnxfuse.graph.fields import copy_fields, has_unknown, without_initializers
-from onnxfuse.varint import varint
+from onnxfuse.varint import tag
 
 LIMIT = 2**31 - 1
 """Bytes that a protobuf message may have."""
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_LENGTH_DELIMITED = 2
 
 Weight = tuple[int, Callable[[], Iterable[bytes]]]
 """A serialised tensor: its length in bytes, and the means to have it in parts."""
@@ -36,15 +35,15 @@ class Layout:
     def __init__(self, shell: onnx.ModelProto, weights: Sequence[Weight]) -> None:
         self.weights = weights
         inner = _split(shell.graph, _INITIALIZER)
-        frames = [_tag(_INITIALIZER, length) for length, _ in weights]
+        frames = [tag(_INITIALIZER, length) for length, _ in weights]
         graph = sum(map(len, inner)) + sum(map(len, frames)) + sum(length for length, _ in weights)
         outer = onnx.ModelProto()
         copy_fields(shell, outer, "graph")
         before, after = _split(outer, _GRAPH)
         self.frames = frames
-        self.head = before + _tag(_GRAPH, graph) + inner[0]
+        self.head = before + tag(_GRAPH, graph) + inner[0]
         self.tail = inner[1] + after
-        self.size = len(before) + len(_tag(_GRAPH, graph)) + graph + len(after)
+        self.size = len(before) + len(tag(_GRAPH, graph)) + graph + len(after)
 
     def write(self, file: BinaryIO) -> None:
         """Write the model, its fields in the order of their numbers."""
@@ -54,10 +53,6 @@ class Layout:
             for part in content():
                 file.write(part)
         file.write(self.tail)
-
-
-def _tag(field: int, length: int) -> bytes:
-    return varint(field << 3 | _LENGTH_DELIMITED) + varint(length)
 
 
 def _split(message: Any, number: int) -> tuple[bytes, bytes]:
@@ -82,5 +77,5 @@ def raw_weight(tensor: onnx.TensorProto, length: int, chunks: Callable[[], Itera
     """A tensor with ``length`` bytes of raw data that are read when they are written."""
     number = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
     around = tensor.SerializeToString(deterministic=True)
-    frame = _tag(number, length)
+    frame = tag(number, length)
     return len(around) + len(frame) + length, lambda: chain((around, frame), chunks())

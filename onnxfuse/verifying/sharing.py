@@ -20,6 +20,7 @@ from onnxfuse.graph.fields import without_initializers
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.store import are_same, is_stored, resolved, stretch, whole
+from onnxfuse.rewriting.external import refer
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 from onnxfuse.verifying.given_biases import with_biases
@@ -202,9 +203,7 @@ def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorP
             inside = stretch(tensor)
             length = sum(map(file.write, (resolved(tensor).raw_data,) if inside is None else inside.chunks()))
             known.setdefault(tensor.name, (tensor, offset, length))
-        reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
-                                     data_location=onnx.TensorProto.EXTERNAL)
-        for key, value in (("location", _WEIGHTS), ("offset", str(offset)), ("length", str(length))):
-            reference.external_data.add(key=key, value=value)
+        reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        refer(reference, _WEIGHTS, offset, length)
         result.graph.initializer.append(reference)
     return result
