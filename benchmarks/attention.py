@@ -3,8 +3,8 @@
     python benchmarks/attention.py [--cases bert,long] [--type float32] [--target GPU] [--dry-run] [--no-torch]
         [--ways 8]
 
-The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences, in float16, or in float32
-through TF32 (ONNX Runtime and PyTorch too).  PyTorch's time is that of the fastest backend of
+The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences, in float16, bfloat16, or in
+float32 through TF32 (ONNX Runtime and PyTorch too).  PyTorch's time is that of the fastest backend of
 scaled_dot_product_attention that takes the case, with the same mask where there is one.  Passes where the best way
 takes no longer than 1.05 times PyTorch's in the mean over the cases, in float32 two thirds of it.  ``--dry-run`` names
 the ways and times nothing.
@@ -20,17 +20,16 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-import region_times
 from common import table
-from region_times import NAMED, figure, timed_fusion, torch_beside, torch_microseconds, typed_command
+from region_times import NAMED, Prepared, RegionResult, figure, torch_beside, torch_microseconds, typed_command
 
 from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.schedules.attentions.attention import Attention
 
-MEAN = {"float16": 1.05, "float": 1 / 1.5}
+MEAN = {"float16": 1.05, "bfloat16": 1.05, "float": 1 / 1.5}
 """How many times as long as PyTorch's fastest the best way may take, in the mean, by type."""
 
-LONGEST = {"float16": 256, "float": 128}
+LONGEST = {"float16": 256, "bfloat16": 256, "float": 128}
 """Heads that there are kernels for."""
 
 SETS = 3
@@ -71,9 +70,9 @@ class AttentionCase:
 
     @property
     def _scale(self) -> str:
-        """What scores are multiplied by, as the text of a graph has numbers of the type: float16 by their bits."""
+        """What scores are multiplied by, as the text of a graph has numbers of the type: those of 16 bits by these."""
         scale = self.size ** -0.5
-        return str(scale if self.kind == "float" else int(np.float16(scale).view(np.uint16)))
+        return str(scale if self.kind == "float" else int(np.array(scale, self.kind).view(np.uint16)))
 
     @property
     def _text(self) -> str:
@@ -137,7 +136,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class AttentionResult(region_times.RegionResult[AttentionCase]):
+class AttentionResult(RegionResult[AttentionCase]):
     """A case, and the microseconds of PyTorch's fastest backend."""
 
     torch: float | None = None
@@ -149,10 +148,9 @@ def cases_of(kind: str) -> list[AttentionCase]:
     return [replace(case, kind=kind) for case in CASES if case.size <= LONGEST[kind]]
 
 
-def measure(case: AttentionCase, profile: Profile, dry_run: bool, most: int | None = None) -> AttentionResult:
-    """All ways to run a case, timed."""
-    return AttentionResult(**vars(timed_fusion(
-        case, lambda fusion: fusion.kernel.schedule == Attention.name, profile, dry_run, most)))
+def prepare(case: AttentionCase, profile: Profile, most: int | None = None) -> Prepared[AttentionCase]:
+    """All ways to run a case."""
+    return Prepared.fusion(case, lambda region: region.kernel.schedule == Attention.name, profile, most)
 
 
 def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
@@ -195,13 +193,11 @@ def _torch_times(case: AttentionCase) -> dict[str, float]:
     return found
 
 
-def with_torch(results: list[AttentionResult]) -> list[AttentionResult]:
-    """The same with PyTorch's fastest backend of each, if it is there."""
-    times = torch_beside(results, torch_times)
-    if times is None:
-        return results
+def with_torch(results: Sequence[RegionResult[AttentionCase]], asked: bool) -> list[AttentionResult]:
+    """The same with PyTorch's fastest backend of each, if it is there and asked for."""
+    times = (torch_beside(results, torch_times) if asked else None) or [{} for _ in results]
     best = [min(found, key=lambda name: found[name], default="") for found in times]
-    return [replace(result, torch=found.get(name), backend=name)
+    return [AttentionResult(**vars(result), torch=found.get(name), backend=name)
             for result, found, name in zip(results, times, best, strict=True)]
 
 
@@ -227,7 +223,7 @@ def show(found: list[AttentionResult]) -> tuple[str, bool]:
     return text, mean <= MEAN[found[0].case.kind]
 
 
-main = typed_command(__doc__, "attention", cases_of, measure, with_torch, show)
+main = typed_command(__doc__, "attention", cases_of, prepare, with_torch, show)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import onnx
 from common import table
 from onnx import TensorProto, helper
-from region_times import RegionResult, figure, timed, typed_command
+from region_times import Prepared, RegionResult, figure, typed_command
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.costs.hardware import Profile
@@ -55,7 +55,7 @@ class CacheCase:
     @property
     def model(self) -> onnx.ModelProto:
         """The operator alone, whose longest length is a mask's, as exporters have it."""
-        kind = TensorProto.FLOAT16 if self.kind == "float16" else TensorProto.FLOAT
+        kind = TensorProto.DataType.Value(self.kind.upper())
         width, narrow = self.heads * self.size, self.own * self.size
         sides = {"q": ("B", "S", width + 2 * narrow if self.packed else width)}
         if not self.packed:
@@ -106,11 +106,11 @@ def cases_of(kind: str) -> list[CacheCase]:
     return [replace(case, kind=kind) for case in CASES]
 
 
-def measure(case: CacheCase, profile: Profile, dry_run: bool, most: int | None = None) -> RegionResult[CacheCase]:
-    """All ways to run a case, timed."""
+def prepare(case: CacheCase, profile: Profile, most: int | None = None) -> Prepared[CacheCase]:
+    """All ways to run a case."""
     plan = optimise(case.model, Options(target=profile, dims=case.dims, verify=False, database=False, eager=True))
     subject = next(each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == NAME)
-    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run, _attention_of, most)
+    return Prepared.of(case, subject, plan.costs.kernel_seconds(subject.fusion), most, _attention_of)
 
 
 def _attention_of(kernel: Kernel) -> str:
@@ -132,7 +132,7 @@ def show(found: list[RegionResult[CacheCase]]) -> tuple[str, bool]:
                  lines), passes
 
 
-main = typed_command(__doc__, "caches", cases_of, measure, lambda found: found, show)
+main = typed_command(__doc__, "caches", cases_of, prepare, lambda found, asked: found, show)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 import click
 import numpy as np
 import onnx
-from common import apart, environment, measured_on, table
-from onnx import numpy_helper
+from common import environment, measured_on, table
+from processes import apart
 from region_times import chosen, conclude, graph, options
 
 from onnxfuse.measuring import bench
@@ -107,15 +107,7 @@ class ClaimCase:
 
     def model(self) -> onnx.ModelProto:
         """The block with random weights."""
-        model = graph(self.claim.at(self.batch, self.length))
-        random = np.random.default_rng(0)
-        weights = [info for info in model.graph.input if info.name.startswith("w")]
-        for info in weights:
-            shape = [size.dim_value for size in info.type.tensor_type.shape.dim]
-            drawn = (random.standard_normal(shape) * 0.02).astype(np.float16)
-            model.graph.initializer.append(numpy_helper.from_array(drawn, info.name))
-            model.graph.input.remove(info)
-        return model
+        return graph(self.claim.at(self.batch, self.length), weights=("w",))
 
 
 @dataclass(frozen=True)

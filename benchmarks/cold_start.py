@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, ApartError, apart, hydrate, measured_on, table, write_results
+from common import RESULTS, ZOO, hydrate, measured_on, table, write_results
+from processes import ApartError, apart
 from zoo_rows import Row, choose
 
 from onnxfuse import runtime

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import json
 import lzma
-import multiprocessing
 import os
 import re
 import shlex
@@ -15,17 +14,16 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+from processes import apart
 
 if TYPE_CHECKING:
     from onnxfuse.schedules import Kernel
@@ -39,12 +37,7 @@ ZOO = HERE / "zoo"
 # The benchmarks measure the checkout they lie in, installed or not.
 sys.path.insert(0, str(ROOT))
 
-Result = TypeVar("Result")
 Command = Callable[..., None]
-
-
-class ApartError(Exception):
-    """Work in a process of its own failed; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -142,48 +135,13 @@ def hydrate() -> ModuleType:
     return module
 
 
-def apart(function: Callable[..., Result], *arguments: Any, seconds: float = 600) -> Result:
-    """The result of a function of a module, computed in a fresh process: a crash there ends nothing here.
-
-    Raises:
-        ApartError: it raised, died or took more than ``seconds``.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, function, arguments))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            raise ApartError(f"it took more than {seconds:.0f} s")
-        ok, answer = ours.recv()
-    except EOFError:
-        process.join()
-        raise ApartError(f"its process ended with exit code {process.exitcode}") from None
-    finally:
-        if process.is_alive():
-            process.join(10)
-        if process.is_alive():
-            process.kill()
-        process.join()
-    if not ok:
-        raise ApartError(answer)
-    result: Result = answer
-    return result
-
-
-def _answer(connection: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    try:
-        answer = True, function(*arguments)
-    except Exception:
-        answer = False, traceback.format_exc()
-    connection.send(answer)
-    connection.close()
-
-
 networks_option = click.option(
     "--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO, show_default=False,
     help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
+
+abreast_option = click.option(
+    "--abreast", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="Processes that get ready at once, which takes memory of the GPU; one is timed at a time.")
 
 quantised_option = click.option(
     "--quantised", "integers", is_flag=True, help="With products and convolutions of 8-bit integers.")

@@ -4,8 +4,9 @@
     python benchmarks/compiled.py --rows bert,tower --modes default,reduce-overhead,max-autotune
 
 A row is model:sizes, as zoo.py has it; ``torch_models.py`` has its network.  Each side runs in a process of its own,
-one run at a time, until the GPU is done; torch.compile copies no input of its graphs.  It compiles ahead, all networks
-at once, into its cache on disk, while models are fused.
+one run at a time, until the GPU is done, and, where several get ready ``--abreast``, while the others stand still;
+torch.compile copies no input of its graphs.  It compiles ahead, all networks at once, into its cache on disk, while
+models are fused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,14 +24,19 @@ from statistics import median
 from typing import Any
 
 import click
-from common import RESULTS, ApartError, apart, hydrate, measured_on, packed, table, write_results
+from common import RESULTS, abreast_option, hydrate, measured_on, packed, table, write_results
+from processes import ApartError, Ready, Turn, Turns, apart
 from zoo import PreparedRow, measure, prepare_all
 from zoo_rows import Row, choose
 
+from onnxfuse.measuring import BenchResult
 from onnxfuse.measuring.database import VARIABLE
 
 MODES = ("eager", "reduce-overhead")
 """As people write them; max-autotune tries its own products too, for minutes a network."""
+OURS = "fused"
+"""The way of a row that is no mode of PyTorch's."""
+
 RUNS, WARM = 200, 20
 PARAMETERS = 0.01
 """By how much a network's bytes may differ from the export's, which holds equal ones once."""
@@ -55,8 +61,8 @@ class Beside:
         return self.best / self.fused if self.best and self.fused else None
 
 
-def torch_wall(row: Row, mode: str) -> float:
-    """Median milliseconds of a run, in a process of its own.
+def torch_wall(row: Row, mode: str, ready: Ready | None = None) -> float:
+    """Median milliseconds of a run, in a process of its own; ``ready`` returns once it may be timed.
 
     Raises:
         ValueError: the network is not the export's.
@@ -80,7 +86,9 @@ def torch_wall(row: Row, mode: str) -> float:
         run = torch.compile(net, mode=mode, fullgraph=True)
     times = []
     with torch.inference_mode():
-        for _ in range(WARM + RUNS):
+        for number in range(WARM + RUNS):
+            if number == WARM and ready is not None:
+                ready()
             start = time.perf_counter()
             run(*inputs)
             torch.cuda.synchronize()
@@ -97,17 +105,28 @@ def compile_ahead(rows: Sequence[Row], modes: Sequence[str], jobs: int, seconds:
                 click.echo(f"  PyTorch, ahead: {str(error).strip().splitlines()[-1]}", err=True)
 
 
-def compare(prepared: PreparedRow, modes: Sequence[str], seconds: float) -> Beside:
-    """A row on both sides."""
-    found: dict[str, float | str] = {}
-    for mode in modes:
-        try:
-            found[mode] = apart(torch_wall, prepared.row, mode, seconds=seconds)
-        except ApartError as error:
-            found[mode] = str(error).strip().splitlines()[-1]
-    result = apart(measure, prepared, {"cuda_graph": True, "runs": RUNS, "laps": 5, "memory": False}, seconds=seconds)
-    fused = result.fused
-    return Beside(prepared.row.name, result.original.latency.median, fused and fused.latency.median, found)
+def compare(made: Sequence[PreparedRow], modes: Sequence[str], turns: Turns) -> list[Beside]:
+    """Rows on both sides."""
+    settings = {"cuda_graph": True, "runs": RUNS, "laps": 5, "memory": False}
+    told: dict[tuple[str, str], Any] = {}
+    for turn, answer, seconds in turns.taken([turn for each in made for turn in (
+            *(Turn(torch_wall, (each.row, mode)) for mode in modes), Turn(measure, (each, settings)))]):
+        subject, mode = turn.arguments
+        row, way = (subject.row, OURS) if turn.function is measure else (subject, mode)
+        told[row.name, way] = answer
+        words = str(answer).strip().splitlines()[-1] if isinstance(answer, ApartError) else "timed"
+        click.echo(f"  {row.name}, {way}: {words}  [{seconds:.1f} s]", err=True)
+    return [_beside(each.row, told[each.row.name, OURS], {mode: told[each.row.name, mode] for mode in modes})
+            for each in made]
+
+
+def _beside(row: Row, ours: BenchResult | ApartError, torch: Mapping[str, float | ApartError]) -> Beside:
+    """From what a row's processes answered."""
+    if isinstance(ours, ApartError):
+        raise click.ClickException(f"{row.name}: {ours}")
+    return Beside(row.name, ours.original.latency.median, ours.fused and ours.fused.latency.median, {
+        mode: str(told).strip().splitlines()[-1] if isinstance(told, ApartError) else told
+        for mode, told in torch.items()})
 
 
 def show(found: Sequence[Beside], modes: Sequence[str]) -> tuple[str, bool]:
@@ -135,14 +154,16 @@ def _shown(time: float | str | None) -> str:
               help="Measurements to plan by, packed where it ends in .xz; by default those of `onnxfuse tune`.")
 @click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
               help="Models prepared at once.")
-@click.option("--seconds", type=float, default=180, show_default=True, help="Most that one side of a row may take.")
+@abreast_option
+@click.option("--seconds", type=float, default=180, show_default=True,
+              help="Most that one side of a row may take to get ready, and to be timed.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
-def main(names: str | None, modes: str, database: Path | None, jobs: int, seconds: float, out: Path) -> None:
+def main(names: str | None, modes: str, database: Path | None, jobs: int, abreast: int,
+         seconds: float, out: Path) -> None:
     where, asked = measured_on(), modes.split(",")
     known = apart(_known)
     rows = [row for row in choose(names) if row.model in known]
-    found = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-compiled-"))
         if database is not None:
@@ -154,8 +175,7 @@ def main(names: str | None, modes: str, database: Path | None, jobs: int, second
         for row in rows:
             if isinstance(made[row.name], str):
                 raise click.ClickException(f"{row.name}: {made[row.name]}")
-            found.append(compare(made[row.name], asked, seconds))
-            click.echo(f"  {found[-1]}", err=True)
+        found = compare([made[row.name] for row in rows], asked, Turns(abreast, seconds))
     text, ahead = show(found, asked)
     path = write_results(out, "compiled", where, {"rows": [asdict(one) for one in found]}, text)
     click.echo(text)

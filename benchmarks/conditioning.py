@@ -20,9 +20,10 @@ from typing import Any
 import click
 import onnx
 import onnxruntime
-from common import RESULTS, apart, environment, hydrate, networks_option, table, write_results
+from common import RESULTS, environment, hydrate, networks_option, table, write_results
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from processes import apart
 from zoo_rows import Row, choose
 
 from onnxfuse.measuring.compare import compare

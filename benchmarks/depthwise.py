@@ -25,7 +25,8 @@ from typing import Any
 import click
 import numpy as np
 import region_times
-from common import apart, environment, measured_on, table
+from common import environment, measured_on, table
+from processes import apart
 from region_times import (
     chosen,
     conclude,

@@ -30,8 +30,9 @@ from statistics import fmean
 from typing import Any
 
 import click
-from common import apart, environment, measured_on, packed, row_options, table, write_results
+from common import abreast_option, environment, measured_on, packed, row_options, table, write_results
 from predictions import Compared, Predicted, compare, measure, regions_of
+from processes import ApartError, Turn, Turns, apart
 from region_times import copy_rate, torch_convolution, torch_microseconds
 from zoo import fuse, prepare_all
 from zoo_rows import Row, choose
@@ -248,8 +249,9 @@ def show(found: Sequence[InNetwork]) -> tuple[str, bool]:
 @row_options(dry_run="Only plan; no GPU is needed.", seconds=180)
 @click.option("--database", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Measurements to plan by, packed where it ends in .xz; by default those of `onnxfuse tune`.")
+@abreast_option
 def main(names: str | None, target: str | None, database: Path | None, dry_run: bool, jobs: int, seconds: float,
-         out: Path) -> None:
+         abreast: int, out: Path) -> None:
     rows = choose(names)
     where = apart(environment) if dry_run else measured_on("--dry-run")
     found: list[InNetwork] = []
@@ -271,10 +273,14 @@ def main(names: str | None, target: str | None, database: Path | None, dry_run: 
         cases = list(dict.fromkeys(one for each in planned for inside in each.convolutions for one in inside))
         torch = dict(zip(cases, apart(torch_times, cases), strict=True))
         copy = apart(copy_rate)
-        for each in planned:
-            compared = compare(each, apart(measure, each, LAPS, seconds=seconds))
-            found += beside(each, compared, copy, torch)
+        for turn, seen, _ in Turns(abreast, seconds).taken([Turn(measure, (each, LAPS)) for each in planned]):
+            each = turn.arguments[0]
+            if isinstance(seen, ApartError):
+                errors.append(f"{each.row.name}: {seen}")
+                continue
+            found += beside(each, compare(each, seen), copy, torch)
             click.echo(f"  {each.row.name}: {len(each.regions)} regions", err=True)
+    found.sort(key=lambda one: [row.name for row in rows].index(one.row))
     text, passes = show(found)
     text = "\n".join([text, *(f"- {error}" for error in errors)])
     click.echo(text)

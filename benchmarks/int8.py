@@ -21,8 +21,9 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import apart, environment, measured_on, table
-from region_times import RegionResult, chosen, conclude, figure, graph, options, timed
+from common import environment, measured_on, table
+from processes import apart
+from region_times import Prepared, RegionResult, chosen, conclude, figure, graph, options
 
 from onnxfuse.folding import LAYOUTS
 from onnxfuse.pipeline import Options, optimise
@@ -167,7 +168,7 @@ def subject_of(case: LayerCase, profile: Profile) -> tuple[Subject, float]:
 def measure(case: LayerCase, profile: Profile, dry_run: bool) -> LayerResult:
     """All ways to run a case in both types, timed."""
     plain = replace(case, kind="float16")
-    found, beside = (timed(each, *subject_of(each, profile), dry_run) for each in (case, plain))
+    found, beside = (Prepared.of(each, *subject_of(each, profile)).timed(dry_run) for each in (case, plain))
     return LayerResult(**vars(found), float16=beside.ways[beside.best],
                        floors=(case.floor(profile), plain.floor(profile)))
 

@@ -20,9 +20,10 @@ from typing import Any
 import click
 import numpy as np
 import onnx
-from common import RESULTS, ApartError, apart, measured_on, table, write_results
+from common import RESULTS, measured_on, table, write_results
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
+from processes import ApartError, apart
 
 from onnxfuse.graph import build_graph, load_model
 from onnxfuse.measuring import KernelTimer, driver, make_inputs

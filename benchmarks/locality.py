@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, apart, environment, measured_on, table
+from common import RESULTS, environment, measured_on, table
+from processes import apart
 from region_times import conclude
 
 PARTS = (2, 4, 8)

@@ -23,8 +23,9 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import apart, environment, measured_on, table, timing, write_results
+from common import environment, measured_on, table, timing, write_results
 from onnx import parser
+from processes import apart
 from region_times import machine_options
 from softmax_passes import reading_again
 

@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from common import RESULTS, ZOO, ApartError, Environment, apart, environment, hydrate, measured_on, table, write_results
+from common import RESULTS, ZOO, Environment, environment, hydrate, measured_on, table, write_results
+from processes import ApartError, apart
 from zoo_rows import choose
 
 from onnxfuse.pipeline import Options, optimise

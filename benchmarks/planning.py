@@ -19,8 +19,9 @@ from typing import Any
 import click
 import numpy as np
 import onnx
-from common import RESULTS, ApartError, apart, environment, table, write_results
+from common import RESULTS, environment, table, write_results
 from onnx import TensorProto, helper, numpy_helper
+from processes import ApartError, apart
 
 SIZES = (1000, 3000, 10000)
 HIDDEN, HEADS = 256, 4

@@ -22,8 +22,9 @@ from statistics import fmean, median
 from typing import Any
 
 import click
-from common import ZOO, ApartError, apart, environment, hydrate, measured_on, row_options, table, write_results
+from common import ZOO, environment, hydrate, measured_on, row_options, table, write_results
 from fitting import NEAR, fit_text
+from processes import ApartError, Ready, apart
 from zoo import fuse, prepare_all
 from zoo_rows import Row, choose
 
@@ -165,8 +166,8 @@ def predict(rows: Sequence[Row], folder: str, target: str | None) -> list[Predic
             for row, original, path, optimised, _ in fuse(rows, folder, target)]
 
 
-def measure(made: Predicted, laps: int) -> Seen:
-    """One fused row on the GPU.
+def measure(made: Predicted, laps: int, ready: Ready | None = None) -> Seen:
+    """One fused row on the GPU; ``ready`` returns once it may be timed.
 
     Raises:
         RuntimeError: there is no GPU.
@@ -179,6 +180,8 @@ def measure(made: Predicted, laps: int) -> Seen:
     runner = Runner(made.fused, machine, inputs, {}, fused=True)
     for _ in range(WARM_UP):
         runner.run()
+    if ready is not None:
+        ready()
     with KernelTimer(machine.synchronise) as timer:
         (found,) = take_laps(timer, [runner], laps)
     return seen(found)

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import inf
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import click
-from common import RESULTS, ApartError, Environment, apart, environment, measured_on, timing, write_results
-from onnx import ModelProto, parser
+import numpy as np
+from common import RESULTS, Environment, environment, measured_on, timing, write_results
+from onnx import ModelProto, helper, numpy_helper, parser
+from processes import ApartError, apart
 
 from onnxfuse import tuning
 from onnxfuse.compiling import source_of
+from onnxfuse.errors import OnnxfuseError
 from onnxfuse.measuring import driver
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.costs.hardware import Profile, resolve_profile
@@ -29,11 +32,14 @@ Case = TypeVar("Case")
 Found = TypeVar("Found")
 Command = Callable[..., None]
 
-NAMED = {"float16": "float16", "float": "float32"}
+NAMED = {"float16": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """What PyTorch calls the types of the graphs."""
 
 RUNS = 24
 """Runs of PyTorch's that are timed."""
+
+DRAWN, SCALE = 1 << 16, 0.02
+"""How many numbers of constants are drawn, which repeat, and how large they are."""
 
 
 @dataclass(frozen=True)
@@ -85,38 +91,68 @@ def compared(one: TorchResult[Any]) -> list[str]:
             figure(one.torch), f"{one.share:.2f}" if one.share else ""]
 
 
-def graph(text: str, opset: int = 17) -> ModelProto:
-    """A model of a graph's text."""
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
+def graph(text: str, opset: int = 17, weights: tuple[str, ...] = ()) -> ModelProto:
+    """A model of a graph's text; inputs whose names begin as ``weights`` do are constants, of numbers that are
+    drawn."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
+    random = np.random.default_rng(0)
+    for info in [info for info in model.graph.input if info.name.startswith(weights)]:
+        kind = info.type.tensor_type
+        drawn = (random.standard_normal(DRAWN) * SCALE).astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        shape = [size.dim_value for size in kind.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.resize(drawn, shape), info.name))
+        model.graph.input.remove(info)
+    return model
 
 
-def timed(case: Case, subject: Subject, predicted: float, dry_run: bool,
-          named: Callable[[Kernel], str] = attrgetter("entry"), most: int | None = None) -> RegionResult[Case]:
-    """All ways to run a region, timed, or of those that are generated the first ``most``; ``predicted``: seconds;
-    ``named``: what tells them apart."""
-    kernels = {named(kernel): kernel for kernel in subject.kernels.values()}
-    generated = [name for name, kernel in kernels.items() if not kernel.plan.variants[0].calls]
-    left_out = [] if most is None else generated[most:]
-    kernels = {name: kernel for name, kernel in kernels.items() if name not in left_out}
-    times: dict[str, float | None] = dict.fromkeys(kernels)
-    runtime = None
-    if not dry_run:
-        tuning.find_timer().compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
-        with timing(subject) as time_of:
-            times = {name: time_of(kernel) for name, kernel in kernels.items()}
-            runtime = time_of(None)
-    return RegionResult(case, predicted * 1e6, runtime, times)
+@dataclass(frozen=True)
+class Prepared(Generic[Case]):
+    """A case's region, the seconds that are predicted of it, and the ways to run it, by the names of their kernels."""
+
+    case: Case
+    subject: Subject
+    predicted: float
+    kernels: Mapping[str, Kernel]
+
+    @classmethod
+    def of(cls, case: Case, subject: Subject, predicted: float, most: int | None = None,
+           named: Callable[[Kernel], str] = attrgetter("entry")) -> Prepared[Case]:
+        """All ways, or of those that are generated the first ``most``; ``named``: what tells them apart."""
+        kernels = {named(kernel): kernel for kernel in subject.kernels.values()}
+        generated = [name for name, kernel in kernels.items() if not kernel.plan.variants[0].calls]
+        left_out = [] if most is None else generated[most:]
+        return cls(case, subject, predicted, {
+            name: kernel for name, kernel in kernels.items() if name not in left_out})
+
+    @classmethod
+    def fusion(cls, case: Any, is_meant: Callable[[Region], bool], profile: Profile, most: int | None = None
+               ) -> Prepared[Any]:
+        """The largest fusion that is meant of a case's graph, ``text`` with its ``weights``, where it has some."""
+        model = graph(case.text, weights=getattr(case, "weights", ()))
+        plan = optimise(model, Options(target=profile, verify=False, database=False, eager=True))
+        subject = max((each for each in subjects_of(plan)[0] if is_meant(each.fusion)),
+                      key=lambda subject: len(subject.fusion.nodes))
+        return cls.of(case, subject, plan.costs.kernel_seconds(subject.fusion), most)
+
+    def timed(self, dry_run: bool = False) -> RegionResult[Case]:
+        """All of them timed."""
+        times: dict[str, float | None] = dict.fromkeys(self.kernels)
+        runtime = None
+        if not dry_run:
+            compile_all([self])
+            with timing(self.subject) as time_of:
+                times = {name: time_of(kernel) for name, kernel in self.kernels.items()}
+                try:
+                    runtime = time_of(None)
+                except OnnxfuseError as error:  # it has no kernel for a node of this type
+                    click.echo(f"  ONNX Runtime: {error}", err=True)
+        return RegionResult(self.case, self.predicted * 1e6, runtime, times)
 
 
-def timed_fusion(
-    case: Any, is_meant: Callable[[Region], bool], profile: Profile, dry_run: bool, most: int | None = None
-) -> RegionResult[Any]:
-    """All ways to run the largest fusion that is meant of a case's graph, ``text``, timed, or as many as ``timed``
-    says."""
-    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subject = max((each for each in subjects_of(plan)[0] if is_meant(each.fusion)),
-                  key=lambda subject: len(subject.fusion.nodes))
-    return timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run, most=most)
+def compile_all(prepared: Iterable[Prepared[Any]]) -> None:
+    """All kernels at once, on all processors."""
+    tuning.find_timer().compile([
+        source_of(kernel.source, kernel.plan) for each in prepared for kernel in each.kernels.values()])
 
 
 def figure(microseconds: float | None) -> str:
@@ -124,16 +160,20 @@ def figure(microseconds: float | None) -> str:
     return f"{microseconds:.2f}" if microseconds else ""
 
 
+def meant(names: str | None, cases: Iterable[Case], name: Callable[[Case], str]) -> list[Case]:
+    """The cases whose names begin as one of those given, separated by commas; all where none is."""
+    wanted = tuple(each for each in (names or "").split(",") if each)
+    return [case for case in cases if not wanted or name(case).startswith(wanted)]
+
+
 def chosen(
     names: str | None, cases: Iterable[Case], name: Callable[[Case], str], measure: Callable[[Case], Found]
 ) -> list[Found]:
-    """Measure the cases whose names begin as one of those given, separated by commas; all where none is."""
-    wanted, start = tuple(each for each in (names or "").split(",") if each), time.perf_counter()
-    found = []
-    for case in cases:
-        if not wanted or name(case).startswith(wanted):
-            found.append(measure(case))
-            click.echo(f"  {time.perf_counter() - start:4.0f} s  {name(case)}{_told(found[-1])}", err=True)
+    """Measure the cases that are ``meant``."""
+    start, found = time.perf_counter(), []
+    for case in meant(names, cases, name):
+        found.append(measure(case))
+        click.echo(f"  {time.perf_counter() - start:4.0f} s  {name(case)}{_told(found[-1])}", err=True)
     return found
 
 
@@ -189,11 +229,12 @@ def torch_beside(
         return None
 
 
-def with_torch(results: list[Compared], times: Callable[[Sequence[Any]], list[float]]) -> list[Compared]:
-    """The same with PyTorch's time of each case, if it is there."""
-    found = torch_beside(results, times)
-    return results if found is None else [
-        replace(result, torch=time) for result, time in zip(results, found, strict=True)]
+def with_torch(results: Sequence[RegionResult[Any]], asked: bool, times: Callable[[Sequence[Any]], list[float]]
+               ) -> list[TorchResult[Any]]:
+    """The same with PyTorch's time of each case, if it is there and ``asked`` for."""
+    found = torch_beside(results, times) if asked else None
+    return [TorchResult(**vars(result), torch=time)
+            for result, time in zip(results, found or [None] * len(results), strict=True)]
 
 
 def conclude(
@@ -211,17 +252,17 @@ def conclude(
 def typed_command(
     doc: str,
     what: str,
-    cases: Callable[[str], Iterable[Any]],
-    measure: Callable[[Any, Profile, bool, int | None], Compared],
-    beside: Callable[[list[Compared]], list[Compared]],
+    cases: Callable[[str], Sequence[Any]],
+    prepare: Callable[[Any, Profile, int | None], Prepared[Any]],
+    beside: Callable[[list[RegionResult[Any]], bool], list[Compared]],
     show: Callable[[list[Compared]], tuple[str, bool]],
 ) -> click.Command:
-    """The command line of a benchmark whose cases come in each type of ``NAMED``.
+    """The command line of a benchmark whose cases come in types of ``NAMED``.
 
     Args:
         doc: the benchmark's own; what: the name of its results.
-        cases: those of a type; measure: one, for a GPU, or for a dry run, by so many ways; beside: PyTorch's times
-            added.
+        cases: those of a type, if any; prepare: one, for a GPU, by so many ways.
+        beside: results with PyTorch's times, or without.
         show: the table, and whether it passes.
     """
     @click.command(help=doc.split("\n\n")[0])
@@ -229,15 +270,18 @@ def typed_command(
     @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
     @click.option("--ways", type=click.IntRange(1), metavar="N",
                   help="Only the N generated ways of a case that come first, and what libraries have; all by default.")
-    @click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
-                  help="Of inputs, weights and results.")
+    @click.option("--type", "named", type=click.Choice([name for kind, name in NAMED.items() if cases(kind)]),
+                  default="float16", show_default=True, help="Of inputs, weights and results.")
     def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ways: int | None, named: str,
              out: Path) -> None:
         kind = next(kind for kind, each in NAMED.items() if each == named)
         where = apart(environment) if dry_run else measured_on("--dry-run")
         profile = resolve_profile(target or where.gpu or "H100")
-        found = chosen(names, cases(kind), lambda case: case.name, lambda case: measure(case, profile, dry_run, ways))
-        found = beside(found) if compare and not dry_run else found
+        prepared = [prepare(case, profile, ways) for case in meant(names, cases(kind), attrgetter("name"))]
+        if not dry_run:
+            compile_all(prepared)
+        found = beside(chosen(None, prepared, lambda each: each.case.name, lambda each: each.timed(dry_run)),
+                       compare and not dry_run)
         content = {"cases": [asdict(each) for each in found]}
         conclude(show(found), what if named == "float16" else f"{what}-{named}", where, content,
                  None if dry_run else out)

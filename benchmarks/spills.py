@@ -22,8 +22,9 @@ from statistics import geometric_mean
 
 import click
 import onnx
-from common import RESULTS, Environment, apart, environment, measured_on, table, timing, write_results
+from common import RESULTS, Environment, environment, measured_on, table, timing, write_results
 from onnx import parser
+from processes import apart
 
 from onnxfuse.compiling import ReadBack
 from onnxfuse.errors import KernelError

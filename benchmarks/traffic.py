@@ -26,8 +26,9 @@ from statistics import fmean
 from typing import Any
 
 import click
-from common import ZOO, apart, environment, find_tool, hydrate, row_options, table, write_results
+from common import ZOO, environment, find_tool, hydrate, row_options, table, write_results
 from predictions import Predicted, Region, predict
+from processes import apart
 from recount import count, load
 from zoo import prepare_all
 from zoo_rows import Row, choose

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from common import ZOO, ApartError, apart, measured_on, networks_option, packed, quantised_option, table
+from common import ZOO, measured_on, networks_option, packed, quantised_option, table
+from processes import ApartError, apart
 from zoo_rows import Row, choose
 
 from onnxfuse import tuning

@@ -18,8 +18,9 @@ from statistics import geometric_mean
 
 import click
 import region_times
-from common import apart, environment, measured_on, table, write_results
-from region_times import chosen, figure, graph, options, timed
+from common import environment, measured_on, table, write_results
+from processes import apart
+from region_times import Prepared, chosen, figure, graph, options
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.costs.hardware import Profile, resolve_profile
@@ -144,7 +145,7 @@ def measure(case: str, text: str, profile: Profile, dry_run: bool) -> WaysResult
     """All ways to run a case, timed."""
     plan = optimise(graph(text), Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    return WaysResult(**vars(timed(case, subject, subject.fusion.cost.seconds_after, dry_run)))
+    return WaysResult(**vars(Prepared.of(case, subject, subject.fusion.cost.seconds_after).timed(dry_run)))
 
 
 def show(found: list[WaysResult]) -> tuple[str, bool]:

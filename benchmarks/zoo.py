@@ -7,7 +7,8 @@
     python benchmarks/zoo.py --rows unet,vae --quick --measure-seconds 60
 
 Each row runs in a process of its own, both models of it by turns.  A row is model:sizes of the symbolic axes.  With
-``--measure-seconds`` regions with products are measured first, as `onnxfuse optimize` on the GPU does by itself.
+``--measure-seconds`` regions with products are measured first, as `onnxfuse optimize` on the GPU does by itself; with
+``--abreast`` several rows get ready at once, and stand still while one is timed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from typing import Any
 import click
 from common import (
     RESULTS,
-    ApartError,
-    apart,
+    abreast_option,
     environment,
     hydrate,
     measured_on,
@@ -42,9 +42,11 @@ from common import (
     table,
     write_results,
 )
+from processes import ApartError, Ready, Turn, Turns, apart
 from zoo_rows import Row, choose
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
+from onnxfuse.measuring.bench import TIMING
 from onnxfuse.measuring.database import VARIABLE
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, load, optimise
@@ -163,10 +165,11 @@ def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
     return made
 
 
-def measure(prepared: PreparedRow, settings: Mapping[str, Any]) -> BenchResult:
-    """One row, on the GPU."""
+def measure(prepared: PreparedRow, settings: Mapping[str, Any], ready: Ready) -> BenchResult:
+    """One row, on the GPU; ``ready`` returns once it may be timed."""
     inputs = hydrate().feeds({"inputs": prepared.row.inputs}, prepared.row.sizes)
-    return bench(prepared.original, prepared.fused, prepared.row.dims, inputs=inputs, **settings)
+    return bench(prepared.original, prepared.fused, prepared.row.dims, inputs=inputs,
+                 progress=lambda stage: ready() if stage == TIMING else None, **settings)
 
 
 def mean(outcomes: Sequence[Outcome], kind: str) -> float | None:
@@ -337,15 +340,17 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--report-only", is_flag=True, help="Plan and print the bytes; no GPU is needed and nothing runs.")
 @click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
               help="Models prepared at once.")
-@click.option("--seconds", type=float, default=180, show_default=True, help="Most that one row may take.")
+@abreast_option
+@click.option("--seconds", type=float, default=180, show_default=True,
+              help="Most that one row may take to get ready, and to be timed.")
 @click.option("--within", type=click.FloatRange(min=0), default=math.inf, show_default="no limit", metavar="SECONDS",
               help="Measure no row once so many are over; what was measured until then is written.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, quick: bool, list_kernels: int,
          pairs: tuple[str, ...], disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
-         database: Path | None, measure_seconds: float, report_only: bool, jobs: int, seconds: float, within: float,
-         out: Path) -> None:
+         database: Path | None, measure_seconds: float, report_only: bool, jobs: int, abreast: int, seconds: float,
+         within: float, out: Path) -> None:
     rows, bars = [replace(row, quantised=integers) for row in choose(names, networks)], _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
@@ -362,8 +367,9 @@ def main(names: str | None, networks: Path, integers: bool, cuda_graph: bool, qu
         if measure_seconds:
             _measure_each(rows, measure_seconds, **planning)
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, **planning))
-        asked = None if report_only else settings
-        outcomes = [_outcome(row, made[row.name], asked, min(seconds, until - time.monotonic())) for row in rows]
+        turns = Turns(abreast, seconds, until - time.monotonic())
+        outcomes = [_unmeasured(row, made[row.name]) for row in rows] if report_only else sorted(
+            _outcomes(rows, made, settings, turns), key=lambda outcome: rows.index(outcome.row))
     if report_only:
         _show_bytes(outcomes)
         sys.exit(any(outcome.error for outcome in outcomes))
@@ -395,28 +401,25 @@ def _measure_each(rows: Sequence[Row], seconds: float, disable: Sequence[str],
         click.echo(f"  {found}", err=True)
 
 
-def _outcome(row: Row, prepared: PreparedRow | str, settings: Mapping[str, Any] | None, seconds: float) -> Outcome:
-    """What becomes of a row in so many seconds; nothing is measured without settings."""
+def _outcomes(rows: Sequence[Row], made: Mapping[str, PreparedRow | str], settings: Mapping[str, Any],
+              turns: Turns) -> Iterator[Outcome]:
+    """What becomes of each row, as they end."""
+    prepared = [made[row.name] for row in rows]
+    yield from (_unmeasured(row, each) for row, each in zip(rows, prepared, strict=True) if isinstance(each, str))
+    for turn, answer, seconds in turns.taken([Turn(measure, (each, settings)) for each in prepared
+                                              if isinstance(each, PreparedRow)]):
+        outcome = _unmeasured(turn.arguments[0].row, turn.arguments[0])
+        failed = isinstance(answer, ApartError)
+        outcome = replace(outcome, **{"error": str(answer).strip()} if failed else {"result": answer})
+        ratio = outcome.ratio("gpu") or outcome.ratio("wall") or outcome.error
+        click.echo(f"  {outcome.row.name}: {ratio}  [{seconds:.1f} s]", err=True)
+        yield outcome
+
+
+def _unmeasured(row: Row, prepared: PreparedRow | str) -> Outcome:
     if isinstance(prepared, str):
         return Outcome(row, None, error=prepared)
-    if settings is None:
-        return Outcome(row, prepared.report, prepared.seconds)
-    if seconds <= 0:
-        return Outcome(row, prepared.report, prepared.seconds, error="not measured: the time for all rows was over")
-    return _measured(prepared, settings, seconds)
-
-
-def _measured(prepared: PreparedRow, settings: Mapping[str, Any], seconds: float) -> Outcome:
-    start = time.perf_counter()
-    outcome = Outcome(prepared.row, prepared.report, prepared.seconds)
-    try:
-        outcome = Outcome(prepared.row, prepared.report, prepared.seconds,
-                          apart(measure, prepared, settings, seconds=seconds))
-    except ApartError as error:
-        outcome = Outcome(prepared.row, prepared.report, prepared.seconds, error=str(error).strip())
-    ratio = outcome.ratio("gpu") or outcome.ratio("wall") or outcome.error
-    click.echo(f"  {prepared.row.name}: {ratio}  [{time.perf_counter() - start:.1f} s]", err=True)
-    return outcome
+    return Outcome(row, prepared.report, prepared.seconds)
 
 
 def _content(outcomes: Sequence[Outcome], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,9 +30,9 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, rows, predictions, fitting, traffic, spills, ways = map(importlib.import_module, (
     "common", "cold_start", "kernels", "zoo", "zoo_rows", "predictions", "fitting", "traffic", "spills", "ways"))
 (softmax_passes, attention, claims, depthwise, int8, odd_rows, products, optimising, tune, locality, transposed,
- recurrent, region_times) = map(importlib.import_module, (
+ recurrent, region_times, processes) = map(importlib.import_module, (
     "softmax_passes", "attention", "claims", "depthwise", "int8", "odd_rows", "products", "optimising", "tune",
-    "locality", "transposed", "recurrent", "region_times"))
+    "locality", "transposed", "recurrent", "region_times", "processes"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -178,9 +178,12 @@ def test_a_row_without_a_result_meets_no_bar():
 
 
 def test_no_row_is_measured_once_the_time_is_over(monkeypatch):
-    monkeypatch.setattr(zoo, "_measured", lambda *_: pytest.fail("too late"))
-    prepared = zoo.PreparedRow(rows.all_rows()[0], "one.onnx", "two.onnx", None, 1.0)
-    assert "time for all rows was over" in zoo._outcome(prepared.row, prepared, {}, 0.0).error
+    monkeypatch.setattr(processes, "_Process", lambda *_, **__: pytest.fail("too late"))
+    first, second = rows.all_rows()[:2]
+    made = {first.name: zoo.PreparedRow(first, "one.onnx", "two.onnx", None, 1.0), second.name: "it is broken"}
+    found = list(zoo._outcomes([first, second], made, {}, processes.Turns(2, 60, within=0)))
+    assert {outcome.row.name: outcome.error for outcome in found} == {
+        first.name: processes.OVER, second.name: "it is broken"}
 
 
 def test_report_only(tmp_path):
@@ -225,14 +228,6 @@ def test_feeds_have_the_sizes_of_the_row():
     assert {name: (array.shape, array.dtype) for name, array in made.items()} == {
         "input_ids": ((8, 256), np.int64), "attention_mask": ((8, 256), np.int64)}
     assert made["input_ids"].max() < 900 and (made["attention_mask"] == 1).all()
-
-
-def test_work_in_a_process_of_its_own():
-    assert common.apart(math.sqrt, 4.0) == 2.0
-    with pytest.raises(common.ApartError, match=r"ValueError: (math domain error|expected a nonnegative)"):
-        common.apart(math.sqrt, -1.0)
-    with pytest.raises(common.ApartError, match="its process ended with exit code 3"):
-        common.apart(sys.modules["os"]._exit, 3)
 
 
 def test_the_formula_for_single_kernels():

@@ -123,27 +123,28 @@ def test_spills_from_an_earlier_run(tmp_path):
     assert any(way["microseconds"] for case in written["cases"] for way in case["ways"])
 
 
-@pytest.mark.parametrize("named", ["float16", "float32"])
-def test_attentions_of_both_types_are_timed(named: str) -> None:
+@pytest.mark.parametrize("named", ["float16", "bfloat16", "float32"])
+def test_attentions_of_all_types_are_timed(named: str) -> None:
     """None that has no kernel."""
     found = CliRunner().invoke(attention.main, ["--cases", "bert 8,decode 1:32768,wide", "--type", named, "--dry-run",
                                                 "--target", "H100"])
     assert found.exit_code == 0, found.output
-    assert ("wide 2048" in found.output) is (named == "float16")
-    assert ("_w8_32" in found.output) is (named == "float16") and ("_w4_32" in found.output) is (named == "float32")
+    assert ("wide 2048" in found.output) is (named != "float32")
+    assert ("_w8_32" in found.output) is (named != "float32") and ("_w4_32" in found.output) is (named == "float32")
 
 
 def test_attentions_that_are_timed_are_one_kernel() -> None:
     """All of a case's nodes; its text says what its numbers say."""
     profile = find_profile("H200")
     for case in (attention.CASES[0], attention.CASES[3], attention.CASES[9]):
-        found = attention.measure(case, profile, dry_run=True)
+        found = attention.prepare(case, profile).timed(dry_run=True)
         assert found.own.startswith("attention_") and set(found.ways.values()) == {None}
-    split = attention.measure(attention.CASES[9], profile, dry_run=True)
+    split = attention.prepare(attention.CASES[9], profile).timed(dry_run=True)
     assert split.own.endswith("_split") and split.case.flops == 4 * 32 * 2049 * 64
-    few = attention.measure(attention.CASES[9], profile, dry_run=True, most=2)
+    few = attention.prepare(attention.CASES[9], profile, most=2).timed(dry_run=True)
     assert [*few.ways] == [*split.ways][:2]
-    timed = replace(split, torch=10.0, backend="flash", ways={"a": 12.0, "b": 11.0})
+    (plain,) = attention.with_torch([split], asked=False)
+    timed = replace(plain, torch=10.0, backend="flash", ways={"a": 12.0, "b": 11.0})
     text, passes = attention.show([timed])
     assert timed.best == "b" and " 1.10 |" in text and not passes
     assert attention.show([replace(timed, torch=11.0)])[1]
@@ -155,16 +156,38 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
 def test_products_that_are_timed_are_one_kernel(name: str, tflops: float) -> None:
     """With what follows them, and transposes of what lies channels-last."""
     case = next(each for each in products.CASES if each.name == name)
-    for kind in ("float", "float16"):
-        found = products.measure(replace(case, kind=kind), find_profile("H200"), dry_run=True)
+    for kind in ("float", *(["bfloat16"] if not case.window else []), "float16"):
+        found = products.prepare(replace(case, kind=kind), find_profile("H200")).timed(dry_run=True)
+        assert case.window or "_specialised" in found.own
     assert found.own.startswith("product_") and set(found.ways.values()) == {None} and len(found.ways) > 4
-    few = products.measure(case, find_profile("H200"), dry_run=True, most=1)
+    few = products.prepare(case, find_profile("H200"), most=1).timed(dry_run=True)
     libraries = [way for way in found.ways if not way.startswith("product_")]
     assert [*few.ways] == [way for way in found.ways if way in (found.own, *libraries)]
     assert case.flops == pytest.approx(tflops * 1e9, rel=0.05)
-    timed = replace(found, torch=10.0, ways={"a": 12.0, "b": 11.0})
+    (plain,) = products.with_torch([found], asked=False)
+    timed = replace(plain, torch=10.0, ways={"a": 12.0, "b": 11.0}, case=replace(case, follows="relu"))
     text, passes = products.show([timed])
     assert " 1.10 |" in text and passes and not products.show([replace(timed, torch=9.0)])[1]
+
+
+@pytest.mark.parametrize(("runtime", "library", "passes"), [(10.0, 10.0, True), (9.8, 10.0, False), (10.0, 8.0, False)])
+def test_bare_products_are_held_beside_the_runtime_and_ours_beside_the_library(
+        runtime: float, library: float, passes: bool) -> None:
+    """The best of both beside the runtime's, our own kernels beside the library's best."""
+    ways = {"product_a": 11.0, "product_b": 10.0, "gemm_0": library, "gemm_1": 20.0}
+    found = products.ProductResult(products.CASES[0], 9.0, runtime, ways)
+    text, good = products.show([found])
+    assert good is passes
+    assert f"take {10 / library:.3f} times as long as cuBLASLt's best" in text
+    assert f"take {min(10, library) / runtime:.3f} times as long as ONNX Runtime's" in text
+
+
+def test_what_the_runtime_has_no_kernel_for_is_timed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is none, and why is said."""
+    timer = FakeTimer(lambda name: 4.0, broken=frozenset({RUNTIME}))
+    monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
+    found = products.prepare(products.CASES[4], find_profile("H200"), most=1).timed()
+    assert found.runtime is None and found.ways[found.best] == 4.0
 
 
 def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:

@@ -34,6 +34,9 @@ SECONDS = 1.0
 LAPS = 10
 """Runs of each model under the profiler."""
 
+TIMING = "timing runs"
+"""What progress is told when both models have run and times begin."""
+
 Inputs = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]
 
@@ -87,7 +90,7 @@ def bench(
     start_provider(machine, setting.options)
     runners = setting.runners([original] if fused is None else [original, fused], say)
     errors = compare(runners[0].results(), runners[1].results()) if fused else ()
-    say("timing runs")
+    say(TIMING)
     latencies = _latencies(runners, runs)
     say("timing kernels")
     activities = setting.activities(runners, laps)

@@ -322,8 +322,8 @@ def torch_times(cases: Sequence[Timed]) -> list[float]:
 
 def times_of(cases: Sequence[Timed]) -> None:
     """Time every way to run each case and print a line of each, the generated kernels' best and own beside."""
-    from common import ApartError, apart
-    from region_times import timed
+    from processes import ApartError, apart
+    from region_times import Prepared
 
     from onnxfuse.pipeline import Options, optimise
     from onnxfuse.tuning.subjects import subjects_of
@@ -339,7 +339,7 @@ def times_of(cases: Sequence[Timed]) -> None:
         plan = optimise(case.model, Options(verify=False, database=False, eager=True))
         subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "product"]
         subject = max(subjects, key=lambda each: len(each.fusion.nodes))
-        found = timed(case, subject, plan.costs.kernel_seconds(subject.fusion), False)
+        found = Prepared.of(case, subject, plan.costs.kernel_seconds(subject.fusion)).timed()
         library = {way: took for way, took in found.ways.items() if way.startswith("gemm")}
         generated = {way: took for way, took in found.ways.items() if way not in library and took}
         best = min(generated, key=lambda way: generated[way] or 0.0)
