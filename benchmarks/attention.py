@@ -32,6 +32,9 @@ MEAN = {"float16": 1.05, "bfloat16": 1.05, "float": 1 / 1.5}
 LONGEST = {"float16": 256, "bfloat16": 256, "float": 128}
 """Heads that there are kernels for."""
 
+CAP = 50.0
+"""Of scores that are capped, as Gemma 2 caps them."""
+
 SETS = 3
 """Sets of inputs of PyTorch's that take turns."""
 
@@ -40,7 +43,8 @@ SETS = 3
 class AttentionCase:
     """Sizes of an attention; ``shared`` heads have keys and values in common; ``mask``: its axes, or one that is
     computed from places: "causal", or "lowest", the same by a finite number; ``kind``: the type; ``kept``: whether
-    its softmax is a result too, which no backend of PyTorch's has."""
+    its softmax is a result too, and ``capped``: whether scores go through a soft cap, a tangent, which no backend of
+    PyTorch's has."""
 
     name: str
     batch: int
@@ -52,6 +56,15 @@ class AttentionCase:
     mask: str = ""
     kind: str = "float16"
     kept: bool = False
+    capped: bool = False
+
+    @property
+    def plain(self) -> AttentionCase | None:
+        """The same without a mask that is read or made by a finite number, and without a soft cap; None where it has
+        neither."""
+        mask = {"": "", "causal": "causal", "lowest": "causal"}.get(self.mask, "")
+        found = replace(self, mask=mask, capped=False, name="")
+        return None if self.kept or found == replace(self, name="") else found
 
     @property
     def flops(self) -> int:
@@ -70,9 +83,11 @@ class AttentionCase:
 
     @property
     def _scale(self) -> str:
-        """What scores are multiplied by, as the text of a graph has numbers of the type: those of 16 bits by these."""
-        scale = self.size ** -0.5
-        return str(scale if self.kind == "float" else int(np.array(scale, self.kind).view(np.uint16)))
+        """What scores are multiplied by, as the text of a graph has numbers of the type: of 16 bits these."""
+        return self._number(self.size ** -0.5)
+
+    def _number(self, number: float) -> str:
+        return str(number if self.kind == "float" else int(np.array(number, self.kind).view(np.uint16)))
 
     @property
     def _text(self) -> str:
@@ -84,15 +99,17 @@ class AttentionCase:
             "v1 = Unsqueeze(v, two) v2 = Expand(v1, e) vh = Reshape(v2, w)"
         ) if self.shared > 1 else "kh = Identity(k) vh = Identity(v)"
         kept = f", float16[{b},{h},{s},{k}] p" if self.kept else ""
+        capped = "n = Div(a0, cap) l = Tanh(n) a = Mul(l, cap)" if self.capped else "a = Identity(a0)"
         masked = {"": "c = Identity(a)", **_COMPUTED}.get(self.mask, "c = Add(a, mask)")
         return (
             f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
             f" => (float16[{b},{s},{h * d}] y{kept}) <int64[4] heads = {{0,0,{h},{d}}}, "
             f"int64[3] joined = {{0,0,{h * d}}}, int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, "
-            f"float16 scale = {{{self._scale}}}, int64[1] outer = {{1}}, int64[1] two = {{2}}, "
+            f"float16 scale = {{{self._scale}}}, float16 cap = {{{self._number(CAP)}}}, "
+            f"int64[1] outer = {{1}}, int64[1] two = {{2}}, "
             f"int64[5] e = {{1,1,{self.shared},1,1}}, int64[4] w = {{0,{h},-1,{d}}}> "
             f"{{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
-            f"t = Transpose <perm = [0,1,3,2]> (kh) m = MatMul(q, t) a = Mul(m, scale) {masked} "
+            f"t = Transpose <perm = [0,1,3,2]> (kh) m = MatMul(q, t) a0 = Mul(m, scale) {capped} {masked} "
             f"p = Softmax <axis = -1> (c) o = MatMul(p, vh) "
             f"z = Transpose <perm = [0,2,1,3]> (o) y = Reshape(z, joined) }}"
         )
@@ -127,6 +144,16 @@ CASES = (
     AttentionCase("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
     AttentionCase("causal 4096, 128, a finite mask", 4, 16, 4096, 4096, 128, mask="lowest"),
     AttentionCase("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
+    *(replace(case, name=f"{case.name}, no mask", mask="") for case in (
+        AttentionCase("bert 8:128", 8, 12, 128, 128, 64), AttentionCase("bert 32:384", 32, 12, 384, 384, 64),
+        AttentionCase("llama 1:1024", 1, 32, 1024, 1024, 64, 8), AttentionCase("gpt2 8:256", 8, 12, 256, 256, 64),
+        AttentionCase("decode 16:2048", 16, 32, 1, 2049, 64, 8))),
+    AttentionCase("vit 32, capped", 32, 12, 197, 197, 64, capped=True),
+    AttentionCase("llama 1:1024, capped", 1, 32, 1024, 1024, 64, 8, "all", capped=True),
+    AttentionCase("long 4096, 128, capped", 4, 16, 4096, 4096, 128, capped=True),
+    AttentionCase("causal 4096, 128, capped", 4, 16, 4096, 4096, 128, mask="causal", capped=True),
+    AttentionCase("wide 2048, capped", 2, 8, 2048, 2048, 256, capped=True),
+    AttentionCase("decode 1:32768, capped", 1, 32, 1, 32768, 128, 8, capped=True),
     AttentionCase("kept, bert 8:128", 8, 12, 128, 128, 64, mask="keys", kept=True),
     AttentionCase("kept, vit 32", 32, 12, 197, 197, 64, kept=True),
     AttentionCase("kept, gpt2 8:256", 8, 12, 256, 256, 64, mask="all", kept=True),
@@ -159,7 +186,7 @@ def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
 
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
-    return [{} if case.kept else _torch_times(case) for case in cases]
+    return [{} if case.kept or case.capped else _torch_times(case) for case in cases]
 
 
 def _torch_times(case: AttentionCase) -> dict[str, float]:
@@ -203,19 +230,24 @@ def with_torch(results: Sequence[RegionResult[AttentionCase]], asked: bool) -> l
 
 def show(found: list[AttentionResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    rows, shares = [], []
+    rows, shares, masked = [], [], []
     for one in found:
         best = one.ways[one.best]
         share = best / one.torch if best and one.torch else None
+        plain = next((each.ways[each.best] for each in found if replace(each.case, name="") == one.case.plain), None)
+        over = best / plain if best and plain else None
         shares += [share] if share else []
+        masked += [over] if over else []
         rows.append([
             one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
             figure(one.ways[one.own]), figure(best), one.best if best else one.own,
             f"{one.case.flops / best / 1e6:.0f}" if best else "",
-            figure(one.torch), one.backend, f"{share:.2f}" if share else ""])
+            figure(one.torch), one.backend, f"{share:.2f}" if share else "", f"{over:.2f}" if over else ""])
     head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
-            "backend", "best / PyTorch"]
+            "backend", "best / PyTorch", "best / plain"]
     text = table(head, rows)
+    if masked:
+        text += f"\n\nWith a mask, a bias or a soft cap it takes {max(masked):.2f} times as long as without at most."
     if not shares:
         return text, True
     mean = geometric_mean(shares)

@@ -1,6 +1,6 @@
 """What a transformer's blocks gain when each is fused: time and memory beside what is often claimed for such fusions.
 
-    python benchmarks/claims.py [--cases bert] [--budget 6] [--target GPU] [--dry-run]
+    python benchmarks/claims.py [--cases attention] [--budget 6] [--target GPU] [--dry-run]
 
 The four blocks of an encoder's layer, as exporters write them, in float16: projections to queries, keys and values
 (claimed: 2 to 3 times), attention (4 to 5), what follows it (projection, residual and norm: 1.5 to 2) and the
@@ -12,17 +12,19 @@ than the unfused time over that.  ``--dry-run`` plans and times nothing.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import onnx
-from common import environment, measured_on, table
-from processes import apart
-from region_times import chosen, conclude, graph, options
+from common import abreast_option, environment, measured_on, table, telling
+from processes import ApartError, Ready, Turn, Turns, apart
+from region_times import conclude, graph, meant, options
 
 from onnxfuse.measuring import bench
 from onnxfuse.measuring.results import BenchResult, Side
@@ -87,6 +89,9 @@ CLAIMS = (
           + "u = MatMul(x, w_up) s = Add(u, w_b) h = Div(s, root) e = Erf(h) o = Add(e, one) g = Mul(s, o) "
           "l = Mul(g, half) p = MatMul(l, w_down) y = Add(p, w_c) }"),
 )
+
+RUNS = 50
+"""Of each model, whose wall time is nothing that is claimed."""
 
 SIZES = ((8, 128), (32, 384))
 """Sequences, and tokens of each."""
@@ -154,21 +159,26 @@ def nothing_fused() -> Iterator[None]:
         onnxruntime.SessionOptions = own
 
 
-def unfused(path: str) -> BenchResult:
-    """Every node by itself; in a process of its own."""
+def unfused(path: str, ready: Ready) -> BenchResult:
+    """Every node by itself; in a process of its own, as all that get ready."""
     with nothing_fused():
-        return bench(path)
+        return bench(path, runs=RUNS, progress=telling(ready))
 
 
-def tuned(path: str, fused: str, budget: float, profile: Profile) -> float:
-    """Tune and optimise a model, and give the seconds that its products take at the GPU's rate; in a process of its
-    own."""
+def beside(path: str, fused: str, ready: Ready) -> BenchResult:
+    """As the runtime optimises it, and fused."""
+    return bench(path, fused, runs=RUNS, progress=telling(ready))
+
+
+def tuned(path: str, fused: str, budget: float, profile: Profile, ready: Ready) -> float:
+    """Tune and optimise a model, and give the seconds that its products take at the GPU's rate."""
     from onnxfuse import tuning
     from onnxfuse.measuring.database import open_database
 
-    place = Path(fused).with_suffix(".sqlite")
+    place, timer = Path(fused).with_suffix(".sqlite"), tuning.find_timer()
+    ready()
     with open_database(place) as kept:
-        tuning.tune(Path(path), tuning.find_timer(), kept, tuning.TuneOptions(budget=budget))
+        tuning.tune(Path(path), timer, kept, tuning.TuneOptions(budget=budget))
     plan = optimise(Path(path), Options(target=profile, database=place, compile=True))
     save(plan.model, fused, source=plan.loaded)
     return flops(onnx.load(path)) / (1e12 * (profile.measured.product_tflops or profile.peaks.float16_matrix))
@@ -191,22 +201,42 @@ def _milliseconds(side: Side) -> float:
     return side.gpu.median
 
 
-def measure(case: ClaimCase, profile: Profile, budget: float, dry_run: bool) -> ClaimResult:
-    """A case, timed."""
-    claimed = (case.claim.least, case.claim.most)
-    model = case.model()
-    if dry_run:
-        optimise(model, Options(target=profile, verify=False, database=False))
-        return ClaimResult(case.name, claimed)
+def planned(case: ClaimCase, profile: Profile) -> ClaimResult:
+    """A case that is optimised and not timed."""
+    optimise(case.model(), Options(target=profile, verify=False, database=False))
+    return ClaimResult(case.name, (case.claim.least, case.claim.most))
+
+
+def measured(cases: Sequence[ClaimCase], profile: Profile, budget: float, turns: Turns) -> list[ClaimResult]:
+    """All cases, timed.
+
+    Raises:
+        click.ClickException: one cannot be.
+    """
+    told: dict[tuple[str, Callable[..., Any]], Any] = {}
     with tempfile.TemporaryDirectory(prefix="onnxfuse-claims-") as folder:
-        path, fused = (str(Path(folder) / f"{name}.onnx") for name in ("original", "fused"))
-        onnx.save(model, path)
-        floor = apart(tuned, path, fused, budget, profile)
-        alone, both = apart(unfused, path), apart(bench, path, fused)
+        files = {str(Path(folder) / f"{place}.onnx"): case for place, case in enumerate(cases)}
+        for path, case in files.items():
+            onnx.save(case.model(), path)
+        fused = {path: str(Path(path).with_suffix(".fused.onnx")) for path in files}
+        for asked in ([Turn(tuned, (path, fused[path], budget, profile)) for path in files],
+                      [Turn(*each) for path in files for each in ((unfused, (path,)), (beside, (path, fused[path])))]):
+            for turn, answer, seconds in turns.taken(asked):
+                name = files[turn.arguments[0]].name
+                if isinstance(answer, ApartError):
+                    raise click.ClickException(f"{name}: {answer}")
+                told[name, turn.function] = answer
+                click.echo(f"  {name}: {turn.function.__name__}  [{seconds:.1f} s]", err=True)
+    return [_result(case, told[case.name, tuned], told[case.name, unfused].original, told[case.name, beside])
+            for case in cases]
+
+
+def _result(case: ClaimCase, floor: float, alone: Side, both: BenchResult) -> ClaimResult:
     assert both.fused is not None
-    sides = (alone.original, both.original, both.fused)
+    sides = (alone, both.original, both.fused)
     times, kernels = tuple(map(_milliseconds, sides)), tuple(int(side.kernels or 0) for side in sides)
-    return ClaimResult(case.name, claimed, times, kernels, tuple(side.peak_bytes for side in sides), floor * 1e3)
+    return ClaimResult(case.name, (case.claim.least, case.claim.most), times, kernels,
+                       tuple(side.peak_bytes for side in sides), floor * 1e3)
 
 
 def show(found: list[ClaimResult]) -> tuple[str, bool]:
@@ -230,11 +260,12 @@ def show(found: list[ClaimResult]) -> tuple[str, bool]:
 @click.command(help=__doc__.split("\n\n")[0])
 @options
 @click.option("--budget", type=float, default=6.0, show_default=True, help="Seconds to tune each block.")
-def main(names: str | None, target: str | None, dry_run: bool, budget: float, out: Path) -> None:
+@abreast_option
+def main(names: str | None, target: str | None, dry_run: bool, budget: float, abreast: int, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
-    cases = [ClaimCase(claim, *size) for claim in CLAIMS for size in SIZES]
-    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, budget, dry_run))
+    cases = meant(names, [ClaimCase(claim, *size) for claim in CLAIMS for size in SIZES], attrgetter("name"))
+    found = [planned(case, profile) for case in cases] if dry_run else measured(cases, profile, budget, Turns(abreast))
     content = {"cases": [asdict(each) for each in found]}
     conclude(show(found), "claims", where, content, None if dry_run else out)
 

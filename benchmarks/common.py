@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
-from processes import apart
+from processes import Ready, apart
 
 if TYPE_CHECKING:
     from onnxfuse.schedules import Kernel
@@ -124,6 +124,13 @@ def timing(subject: Subject) -> Iterator[Callable[[Kernel | None], float]]:
             return bench.time(model, fused=kernel is not None).microseconds
 
         yield time_of
+
+
+def telling(ready: Ready) -> Callable[[str], None]:
+    """What ``bench`` may tell its progress, so that one is ``ready`` where its runs begin to be timed."""
+    from onnxfuse.measuring.bench import TIMING
+
+    return lambda stage: ready() if stage == TIMING else None
 
 
 def hydrate() -> ModuleType:

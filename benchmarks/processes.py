@@ -91,9 +91,11 @@ class Turns:
             answer = process.answer(0)
             if answer is not _State.READY:
                 return answer
+            if (left := until - time.monotonic()) <= 0:
+                return ApartError(OVER)
             with self._alone(process):
                 process.connection.send(None)
-                return process.answer(min(self.seconds, until - time.monotonic()))
+                return process.answer(min(self.seconds, left))
         except ApartError as error:
             return error
 

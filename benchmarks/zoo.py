@@ -40,13 +40,13 @@ from common import (
     packed,
     quantised_option,
     table,
+    telling,
     write_results,
 )
 from processes import ApartError, Ready, Turn, Turns, apart
 from zoo_rows import Row, choose
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
-from onnxfuse.measuring.bench import TIMING
 from onnxfuse.measuring.database import VARIABLE
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, load, optimise
@@ -169,7 +169,7 @@ def measure(prepared: PreparedRow, settings: Mapping[str, Any], ready: Ready) ->
     """One row, on the GPU; ``ready`` returns once it may be timed."""
     inputs = hydrate().feeds({"inputs": prepared.row.inputs}, prepared.row.sizes)
     return bench(prepared.original, prepared.fused, prepared.row.dims, inputs=inputs,
-                 progress=lambda stage: ready() if stage == TIMING else None, **settings)
+                 progress=telling(ready), **settings)
 
 
 def mean(outcomes: Sequence[Outcome], kind: str) -> float | None:

@@ -219,7 +219,7 @@ def test_claims_are_of_blocks_that_fuse():
     model = case.model()
     assert [info.name for info in model.graph.input] == ["x"]
     assert claims.flops(model) == 2 * 2 * 16 * 768 * 3072
-    found = claims.measure(case, find_profile("H200"), 0.0, dry_run=True)
+    found = claims.planned(case, find_profile("H200"))
     timed = replace(found, times=(0.4, 0.3, 0.2), kernels=(9, 6, 2), peaks=(2**20, 2**20, None), floor=0.1)
     text, passes = claims.show([found, timed, replace(timed, times=(0.8, 0.3, 0.2))])
     assert passes and "refuted" in text and "reproduced" in text and "9 → 6 → 2" in text and "1 → 1 → -" in text

@@ -18,6 +18,7 @@ TYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat1
 EXACT = {
     "exp": ("y = Exp(x)", lambda x: np.exp(x)),
     "sigmoid": ("y = Sigmoid(x)", lambda x: 1.0 / (1.0 + np.exp(-x))),
+    "tanh": ("y = Tanh(x)", np.tanh),
     "gelu": ("y = Gelu(x)", np.vectorize(lambda x: x * erfc(-x / sqrt(2)) / 2)),
     "gelu_tanh": ('y = Gelu<approximate = "tanh">(x)', np.vectorize(
         lambda x: x / (1.0 + exp(min(-2.0 * sqrt(2 / np.pi) * (x + 0.044715 * x ** 3), 700.0))))),

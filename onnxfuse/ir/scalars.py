@@ -163,7 +163,7 @@ FUNCTIONS: dict[str, Function] = {
     "atan": _unary("atan", 18),
     "sinh": _unary("sinh", 23),
     "cosh": _unary("cosh", 15),
-    "tanh": _unary("tanh", 15),
+    "tanh": _unary("tanh", 15, quick=True),
     "asinh": _unary("asinh", 41),
     "acosh": _unary("acosh", 42),
     "atanh": _unary("atanh", 36),

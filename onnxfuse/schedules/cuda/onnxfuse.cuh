@@ -218,6 +218,16 @@ template <typename T> __device__ __forceinline__ float quick_gelu_tanh(float x) 
                                                -2.4769926e-7f));
 }
 
+// x times a quotient of polynomials of its square that minimises the largest relative error up to 7, 1.3e-6, where the
+// hyperbolic tangent is one but for 1.7e-6; one use of the unit for special functions, and no branch.
+__device__ __forceinline__ float quick_tanh(float x) {
+  const float square = x * x;
+  const float above = polynomial(square, 0.999999f, 0.12321625f, 0.0022927285f, 3.9943416e-6f);
+  const float below = polynomial(square, 1.0f, 0.45654178f, 0.021149868f, 0.00014394721f);
+  const float share = x * above * reciprocal_approximate(below);
+  return ::fabsf(x) > 7.0f ? ::copysignf(1.0f, x) : share;
+}
+
 template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }
 template <typename T> __device__ __forceinline__ bool isinf(T x) { return x == (T)OF_INFINITY || x == -(T)OF_INFINITY; }
 template <typename T> __device__ __forceinline__ T divide(T a, T b) { return a / b; }
