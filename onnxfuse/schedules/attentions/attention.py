@@ -26,6 +26,7 @@ from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attentions.kept import KeptText
+from onnxfuse.schedules.attentions.masks import mask_of
 from onnxfuse.schedules.attentions.parts import OTHER, Access, AttentionParts, parts_of
 from onnxfuse.schedules.attentions.shape import (
     HOPPER,
@@ -34,7 +35,7 @@ from onnxfuse.schedules.attentions.shape import (
     AttentionShape,
     SpecialisedAttentionShape,
 )
-from onnxfuse.schedules.attentions.specialised import SpecialisedAttentionText
+from onnxfuse.schedules.attentions.specialised import Copied, SpecialisedAttentionText
 from onnxfuse.schedules.attentions.split import JOIN_WARPS, MOST_CHUNKS, JoinText, SplitText
 from onnxfuse.schedules.attentions.text import AttentionText
 from onnxfuse.schedules.attentions.together import TogetherText
@@ -57,7 +58,7 @@ from onnxfuse.schedules.kernel import (
     walk,
 )
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.products.maps import Mapped, laid, map_parameter
+from onnxfuse.schedules.products.maps import laid, map_parameter
 from onnxfuse.schedules.reductions.split import MULTIPROCESSORS
 from onnxfuse.schedules.reductions.streaming import BLOCK_SHARED
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
@@ -156,7 +157,7 @@ class Attention(Schedule):
 def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     lowered = request.lowered
     parts, guards = _accesses(parts, request.sizes)
-    work = _AttentionWork(lowered, parts, guards)
+    work = _AttentionWork(lowered, parts, request.sizes)
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
     together = None
@@ -206,11 +207,11 @@ def _words(shape: AttentionShape, hides: bool) -> str:
 class _AttentionWork:
     """The functions, kernels and variants of one region as they come."""
 
-    def __init__(self, lowered: Lowered, parts: AttentionParts, guards: tuple[str, ...]) -> None:
+    def __init__(self, lowered: Lowered, parts: AttentionParts, sizes: Mapping[str, int]) -> None:
         assert parts.depth.value is not None and parts.columns.value is not None
         self.depth, self.columns = (-(-size // 16) * 16 for size in (parts.depth.value, parts.columns.value))
         self.parts, self.signature, symbols = parts, Signature(lowered), lowered.binding.symbols
-        self.symbols = symbols
+        self.symbols, self.planned = symbols, lowered.binding.planned(sizes)
         self.batch, self.rows, self.length = (
             expression(size, symbols) for size in (parts.batch, parts.rows, parts.length))
         body = (KeptText if parts.kept else AttentionText)(parts, self.signature.sizes).text()
@@ -230,7 +231,11 @@ class _AttentionWork:
         even = () if length is None else (-(-length // (16 * tiles)) * 16 for tiles in (1, 2, 3))
         tiles = [*SPECIALISED, *((groups, keys) for keys in even for groups in (1, 2)
                                  if LEAST_TILE <= keys <= MOST_TILE)]
-        return [SpecialisedAttentionShape(WARPS * groups, 1, keys) for groups, keys in dict.fromkeys(tiles)]
+        return [self._block(groups, keys) for groups, keys in dict.fromkeys(tiles)]
+
+    def _block(self, groups: int, keys: int) -> SpecialisedAttentionShape:
+        masked = self.mapped is not None and self.mapped.mask is not None
+        return SpecialisedAttentionShape(WARPS * groups, 1, keys, masked=masked)
 
     def long(self, sizes: Mapping[str, int]) -> SpecialisedAttentionShape | None:
         """Such blocks where many queries meet many keys, which were quicker so in every case that was measured."""
@@ -241,23 +246,25 @@ class _AttentionWork:
             return None
         head = max(self.depth, self.columns)
         groups, tile = next(block for most, block in (OF_BARE_HEAD if bare else OF_HEAD).items() if head <= most)
-        shape = SpecialisedAttentionShape(WARPS * groups, 1, tile)
+        shape = self._block(groups, tile)
         return shape if shape in self.specialised(sizes) else None
 
     @cached_property
-    def mapped(self) -> tuple[Mapped, Mapped] | None:
-        """Keys and values as tensors in memory; None where they are not, or have no 16 bits."""
+    def mapped(self) -> Copied | None:
+        """Keys and values as tensors in memory, and a mask; None where the former are not, or have no 16 bits."""
         if self.parts.words:
             return None
         keys, values = (laid(self.parts.puller, scalar, (inner, "@k"))
                         for scalar, inner in ((self.parts.keys, "@d"), (self.parts.values, "@n")))
-        return None if keys is None or values is None else (keys, values)
+        if keys is None or values is None:
+            return None
+        return Copied(keys, values, mask_of(self.parts, self.planned))
 
     def whole(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
         if isinstance(shape, SpecialisedAttentionShape):
             assert self.mapped is not None
-            needed += tuple(guard for operand in self.mapped for guard in operand.guards(self.symbols))
+            needed += self.mapped.guards(self.symbols)
         function = self._multiplied_together(shape) if shape.together else self.functions[0]
         blocks = shape.beside(self.depth, self.columns)
         entry = function.entry(shape.name, self._settings(shape), shape.bits, shape.threads, blocks)
@@ -275,7 +282,7 @@ class _AttentionWork:
             assert self.mapped is not None
             name, first = f"of_{shape.name}", len(self.maps)
             text = SpecialisedAttentionText(parts, self.mapped, shape, self.columns, sizes, first)
-            self.maps += [operand.map(shape.keys, self.symbols) for operand in self.mapped]
+            self.maps += self.mapped.maps(shape, self.symbols)
             taken = [map_parameter(place) for place in range(first, len(self.maps))]
         if name not in self.together:
             body = text.text()

@@ -15,6 +15,9 @@ WIDTH = 8
 WARPS = 4
 """Warps of a block, where there are queries for all of them; those that multiply together."""
 
+GROUP_ROWS = 16 * WARPS
+"""Queries of these."""
+
 PANEL = 64
 """Columns of a panel of a tile that they read."""
 
@@ -104,10 +107,12 @@ class AttentionShape:
 @dataclass(frozen=True)
 class SpecialisedAttentionShape(AttentionShape):
     """A block with so many warps that multiply, and one that copies keys and values, ``stages`` tiles ahead: beside it
-    three that leave their registers to the others, but where these are one group, whose block is one of several."""
+    three that leave their registers to the others, but where these are one group, whose block is one of several;
+    ``masked``: it copies a mask of the scores too."""
 
     together: bool = True
     stages: int = 2
+    masked: bool = False
 
     @property
     def groups(self) -> int:
@@ -133,6 +138,8 @@ class SpecialisedAttentionShape(AttentionShape):
         """Bytes of shared memory for heads of these sizes; see ``specialised``."""
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
         tiles = self.rows * depth + self.stages * self.keys * (depth + columns)
+        if self.masked:
+            tiles += self.stages * self.rows * (-(-self.keys // PANEL) * PANEL)
         return TILE_BYTES + 2 * tiles + ARRIVALS * (4 * self.stages + 2 * self.groups + 1) + 4 * self.warps
 
     def beside(self, depth: int, columns: int) -> int:

@@ -10,13 +10,18 @@ groups are done with it; these tell only even from odd.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import FLOAT
+from onnxfuse.lowering.pull import Scalar
+from onnxfuse.lowering.tensor_map import TensorMap
+from onnxfuse.schedules.attentions.masks import MaskTiles
 from onnxfuse.schedules.attentions.parts import AttentionParts
-from onnxfuse.schedules.attentions.shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
+from onnxfuse.schedules.attentions.shape import GROUP_ROWS, PANEL, SHARES, WARPS, SpecialisedAttentionShape
 from onnxfuse.schedules.attentions.softmax import each_row
 from onnxfuse.schedules.attentions.together import SCALED, SCORES, SUMS, TogetherText
-from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.products.maps import Mapped
 from onnxfuse.schedules.products.specialised import AVAILABLE
 from onnxfuse.schedules.source import Body
@@ -26,17 +31,49 @@ _ADVANCED = "if (++turn == stages) turn = 0, phase ^= 1;"
 _DONE = "if (lane == 0) of::arrive({});"
 
 
+MASK_PART = "of::value(reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half]).at[part + v])"
+"""What a thread has of a mask for a score."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What tensor maps copy: keys and values, and a mask, if one can be."""
+
+    keys: Mapped
+    values: Mapped
+    mask: MaskTiles | None
+
+    @property
+    def operands(self) -> tuple[Mapped, ...]:
+        """All, keys first and values second."""
+        return (self.keys, self.values, *(() if self.mask is None else (self.mask.operand,)))
+
+    def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
+        """Under which they do."""
+        own = (guard for operand in (self.keys, self.values) for guard in operand.guards(symbols))
+        return (*own, *(() if self.mask is None else self.mask.guards(symbols)))
+
+    def maps(self, shape: SpecialisedAttentionShape, symbols: Mapping[str, str]) -> list[TensorMap]:
+        """Of tiles of a block of this shape."""
+        rows = (shape.keys, shape.keys, GROUP_ROWS)
+        return [operand.map(count, symbols) for operand, count in zip(self.operands, rows, strict=False)]
+
+
 class SpecialisedAttentionText(TogetherText):
-    """The body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``, keys and values."""
+    """The body of a kernel; the plan's tensor maps from ``first`` on are those of the ``copied``: keys, values, and, if
+    one is, a mask."""
 
     counts = "rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
 
     def __init__(
-        self, parts: AttentionParts, operands: Sequence[Mapped], shape: SpecialisedAttentionShape, columns: int,
+        self, parts: AttentionParts, copied: Copied, shape: SpecialisedAttentionShape, columns: int,
         sizes: Mapping[str, str], first: int
     ) -> None:
         super().__init__(parts, sizes, shape.keys, columns)
-        self.operands, self.shape, self.first = operands, shape, first
+        self.copied, self.shape, self.first = copied, shape, first
+        self.operands, self.mask = copied.operands, copied.mask
+        if self.mask is not None:
+            self.of_maximum = "idx start, const T* mask_tile"
         self.alone = shape.groups == 1
         self.repeats = self.visible is not None and self.visible.least is not None
 
@@ -46,7 +83,8 @@ class SpecialisedAttentionText(TogetherText):
         return Body("\n".join([AVAILABLE, *indented(lines), "#endif", ""]), frozenset(self.sizes.used))
 
     def tiles(self) -> list[str]:
-        """Whole panels: queries, stages of keys and of values, and the barriers."""
+        """Whole panels: queries, stages of keys, of values and of the mask, each group's, and the barriers."""
+        behind = "mask_tiles + stages * groups * mask_place" if self.mask else "value_tiles + stages * value_place"
         return [
             *self._instructions(),
             f"constexpr int stages = {self.shape.stages}, groups = warps / {WARPS};",
@@ -54,7 +92,9 @@ class SpecialisedAttentionText(TogetherText):
             "T* const query_tiles = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
             "T* const key_tiles = query_tiles + rows * (key_place / keys);",
             "T* const value_tiles = key_tiles + stages * key_place;",
-            "of::Arrivals* const keys_here = reinterpret_cast<of::Arrivals*>(value_tiles + stages * value_place);",
+            *(["constexpr int mask_place = 64 * ((keys + of::panel - 1) / of::panel * of::panel);",
+               "T* const mask_tiles = value_tiles + stages * value_place;"] if self.mask else []),
+            f"of::Arrivals* const keys_here = reinterpret_cast<of::Arrivals*>({behind});",
             "of::Arrivals* const keys_met = keys_here + stages;",
             "of::Arrivals* const values_here = keys_met + stages;",
             "of::Arrivals* const values_met = values_here + stages;",
@@ -105,7 +145,7 @@ class SpecialisedAttentionText(TogetherText):
                 *self._rounds([
                     "// There is a tile where a block sees no key, too.",
                     f"for (idx start = {self.begin}; start == {self.begin} || start < {self.end}; start += keys) {{",
-                    *indented([*self._copied(0, "key"), *self._copied(1, "value"), _ADVANCED]),
+                    *indented([*self._copied(0, "key", self._masked()), *self._copied(1, "value"), _ADVANCED]),
                     "}",
                 ]),
                 "return;",
@@ -113,20 +153,38 @@ class SpecialisedAttentionText(TogetherText):
             "}",
         ]
 
-    def _copied(self, place: int, name: str) -> list[str]:
-        """Panels of a tile, once everybody is done with what was there before."""
+    def _copied(self, place: int, name: str, beside: Sequence[str] = ()) -> list[str]:
+        """Panels of a tile, and what is copied ``beside`` them, once everybody is done with what was there before."""
         operand = self.operands[place]
         writer = self._writer(self.parts.accesses[1 + place].lanes)
         coordinates = ", ".join(f"(int)({one})" for one in ("panel", "start", *operand.others_at(writer)))
+        size = f"({name}_place + groups * mask_place)" if beside else f"{name}_place"
         return ["{", *indented([
             f"of::wait_for({name}s_met + turn, phase ^ 1);",
-            f"of::arrive_before({name}s_here + turn, {name}_place * (int)sizeof(T));",
+            f"of::arrive_before({name}s_here + turn, {size} * (int)sizeof(T));",
             *writer.upto(Scope.VECTOR),
             *unrolled(f"int panel = 0; panel < {name}_place / keys; panel += {PANEL}", [
                 f"const int at[] = {{{coordinates}}};",
                 f"of::copy_tile({name}_tiles + turn * {name}_place + panel * keys, m{self.first + place}, "
                 f"{name}s_here + turn, at);"]),
+            *beside,
         ]), "}"]
+
+    def _masked(self) -> list[str]:
+        """Panels of each group's tile of the mask, which come with the keys."""
+        if self.mask is None:
+            return []
+        writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1))
+        places = [writer.index(symbol(axis)) for axis in self.mask.operand.axes[1:]]
+        coordinates = ", ".join(f"(int)({one})" for one in ("start + panel", *places))
+        return unrolled("int each = 0; each < groups; ++each", [
+            f"const idx m = first + each * {GROUP_ROWS};",
+            *writer.upto(Scope.VECTOR),
+            *unrolled(f"int panel = 0; panel < mask_place / {GROUP_ROWS}; panel += {PANEL}", [
+                f"const int at[] = {{{coordinates}}};",
+                f"of::copy_tile(mask_tiles + (turn * groups + each) * mask_place + panel * {GROUP_ROWS}, "
+                f"m{self.first + 2}, keys_here + turn, at);"]),
+        ])
 
     def _rounds(self, once: Sequence[str], low: Sequence[str] = (), anew: Sequence[str] = ()) -> list[str]:
         """Lines that go over a block's keys, and, where a mask is a finite number and some row has seen nothing far
@@ -183,6 +241,32 @@ class SpecialisedAttentionText(TogetherText):
             "of::wait_for(queries_here + party, 0);",
         ]
 
+    def held(self, scalar: Scalar) -> str | None:
+        """A mask's element too."""
+        return MASK_PART if self.mask is not None and scalar == self.mask.load else super().held(scalar)
+
+    def fragments(self) -> list[str]:
+        """A thread's part of a tile of the mask: four times eight by eight elements an instruction."""
+        if self.mask is None:
+            return []
+        return [
+            "unsigned masks[keys / 8][2];",
+            *unrolled("int n = 0; n < keys / 8; n += 2", [
+                "unsigned four[4];",
+                f"of::load_matrices<false>(four, mask_tile + of::place<{GROUP_ROWS}>("
+                f"warp % {WARPS} * 16 + lane % 16, n * 8 + lane / 16 * 8));",
+                "masks[n][0] = four[0], masks[n][1] = four[1], masks[n + 1][0] = four[2], masks[n + 1][1] = four[3];",
+            ]),
+        ]
+
+    def _maximum(self, start: str) -> list[str]:
+        """Lines that are done with a tile of keys, and make scores and maxima of its products: with the mask's part of
+        it, which has come with them, first."""
+        met, following = _DONE.format("keys_met + turn"), self.read_ahead(added(start, "keys"))
+        if self.mask is None:
+            return [met, f"maximum({start});", *following]
+        return [f"maximum({start}, mask_tiles + (turn * groups + party) * mask_place);", met, *following]
+
     def _scored(self, tile: str) -> str:
         return SCORES.format("64", "false", tile, f"warp % {WARPS} * 16")
 
@@ -193,10 +277,10 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_begin();",
             self._scored("key_tiles + turn * key_place"),
             "of::products_asked();",
+            *self.read_ahead(self.begin),
             "of::products_done<0>();",
             "of::hold(scores[0]);",
-            _DONE.format("keys_met + turn"),
-            f"maximum({self.begin});",
+            *self._maximum(self.begin),
             "power();",
             "int before = turn, phase_before = phase;  // the stage of the values of the tile before",
             _ADVANCED,
@@ -254,8 +338,7 @@ class SpecialisedAttentionText(TogetherText):
             *([] if self.alone else ["__syncwarp();", _DONE.format("allowed + (party + 1) % groups")]),
             "of::products_done<1>();",
             "of::hold(scores[0]);",
-            _DONE.format("keys_met + turn"),
-            "maximum(start);",
+            *self._maximum("start"),
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",

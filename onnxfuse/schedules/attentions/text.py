@@ -309,11 +309,14 @@ class AttentionText:
         """The first product's sum, of the keys as they are in memory."""
         return SCORE if self.parts.factor == 1.0 else f"({SCORE} * {literal(self.parts.factor, FLOAT)})"
 
+    def held(self, scalar: Scalar) -> str | None:
+        """What a thread has of a score's expression already, by its text."""
+        return self.sum_of_a_score if isinstance(scalar, Contracted) else None
+
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
         assert self.parts.along_keys is not None
-        at, own = SCORE, self.sum_of_a_score
-        writer = self._writer(self.parts.along_keys, lambda scalar: own if isinstance(scalar, Contracted) else None)
+        at, writer = SCORE, self._writer(self.parts.along_keys, self.held)
         value = writer.scalar(score)
         below = [f"k + v < {begin}"] if begin not in ("", "0") else []
         lane = [*writer.lines[Scope.LANE], f"{at} = {value};"] if value != at else []

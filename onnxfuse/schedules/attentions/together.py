@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Scalar
+from onnxfuse.schedules.attentions.masks import mask_of_keys
 from onnxfuse.schedules.attentions.parts import AttentionParts
 from onnxfuse.schedules.attentions.softmax import each_row, powers
 from onnxfuse.schedules.attentions.text import RESCALED, AttentionText
-from onnxfuse.schedules.text import added, indented
+from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.text import added, indented, unrolled
 
 INSTRUCTION_BYTES = 32
 """Of each row that one instruction multiplies."""
@@ -22,6 +26,9 @@ _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
+MASK_OF_KEYS = "of::value(mask_of_keys[n].at[part + v])"
+"""What a thread has of one for a score."""
+
 PACKED = ("powers[n / 2][n % 2 * 2 + half] = of::pair_of<T>(pair[0], pair[1]);",)
 """They are the left operand of the second product."""
 
@@ -34,9 +41,13 @@ class TogetherText(AttentionText):
     """The body of a kernel with tiles of ``keys`` keys and ``columns`` columns, which its instructions are written for;
     ``tiles`` is one."""
 
+    of_maximum = "idx start"
+    """The parameters of what finds the maxima of a tile."""
+
     def __init__(self, parts: AttentionParts, sizes: Mapping[str, str], keys: int, columns: int) -> None:
         super().__init__(parts, sizes)
         self.keys, self.columns = keys, columns
+        self.ahead = mask_of_keys(self.parts)
 
     def tiles(self) -> list[str]:
         """Whole panels; two places for keys and for values."""
@@ -47,6 +58,37 @@ class TogetherText(AttentionText):
             "T* const key_tile = query_tile + rows * (key_place / keys);",
             "T* const value_tile = key_tile + 2 * key_place;",
         ]
+
+    def held(self, scalar: Scalar) -> str | None:
+        """A mask of keys that was read ahead too."""
+        return MASK_OF_KEYS if self.ahead is not None and scalar == self.ahead else super().held(scalar)
+
+    def read_ahead(self, start: str) -> list[str]:
+        """The line that reads a tile's mask of keys, if there is one: that of the next once the scores of this one are
+        there, as it takes longer to come than a product."""
+        return [] if self.ahead is None else [f"read({start});"]
+
+    def _reading(self) -> list[str]:
+        """What does."""
+        if self.ahead is None:
+            return []
+        assert self.parts.along_keys is not None
+        writer = self._writer(self.parts.along_keys)
+        read = f"mask_of_keys[n] = of::load<2>({writer.address(self.ahead)});"
+        vector = writer.lines[Scope.VECTOR]
+        return [
+            *writer.upto(Scope.ROW),
+            f"of::Vector<{TYPES[self.ahead.dtype].storage}, 2> mask_of_keys[keys / 8] = {{}};",
+            "const auto read = [&](idx start) {",
+            *indented(unrolled("int n = 0; n < keys / 8; ++n", [
+                "const idx k = start + n * 8 + corner;",
+                f"if (k < {self.extents['k']}) {{", *indented([*vector, read]), "}"])),
+            "};",
+        ]
+
+    def fragments(self) -> list[str]:
+        """Lines that load what scores of a tile are made of besides products."""
+        return []
 
     def places(self) -> list[str]:
         """Lines that say how large tiles of keys and of values are."""
@@ -69,9 +111,11 @@ class TogetherText(AttentionText):
             self._scored("key_tile"),
             "of::products_asked();",
             *self._following(self.begin, "value_tile", "key_tile + key_place"),
+            *self.read_ahead(self.begin),
             "of::products_done<0>();",
             "of::hold(scores[0]);",
             f"maximum({self.begin});",
+            *self.read_ahead(added(self.begin, "keys")),
             "power();",
             "int turn = 0;  // the place of the values of the tile before",
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
@@ -99,6 +143,7 @@ class TogetherText(AttentionText):
             "of::products_done<1>();",
             "of::hold(scores[0]);",
             "maximum(start);",
+            *self.read_ahead("start + keys"),
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",
@@ -112,7 +157,9 @@ class TogetherText(AttentionText):
         return [
             "float scores[tiles][keys / 8][4], scales[2];",
             "unsigned powers[keys / 16][4];",
-            "const auto maximum = [&](idx start) {", *indented(self.scored(["scales[half] = scale;"])), "};",
+            *self._reading(),
+            f"const auto maximum = [&]({self.of_maximum}) {{",
+            *indented([*self.fragments(), *self.scored(["scales[half] = scale;"])]), "};",
             "const auto power = [&] {", *indented(powers(PACKED)), "};",
         ]
 

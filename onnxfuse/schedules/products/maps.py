@@ -133,10 +133,10 @@ def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool
     if steps is None or not set(loops) <= steps.keys() or len(steps) > MOST_RANK or steps[loops[0]] != 1:
         return None
     batch = sorted(steps.keys() - set(loops))
-    if not all(name == FIRST or _is_of_batch(puller, name) for name in batch):
+    if not all(name == FIRST or is_of_batch(puller, name) for name in batch):
         return None
     axes = (*loops, *batch)
-    sizes = [dim(2) if name == FIRST else _extent(puller, name) for name in axes]
+    sizes = [dim(2) if name == FIRST else extent(puller, name) for name in axes]
     strides = tuple(steps[name] for name in axes[1:])
     width = PIECE_BYTES // TYPES[scalar.dtype].size
     if any((stride * -1).non_negative() or (stride.value or 0) % width for stride in strides):
@@ -160,12 +160,13 @@ def steps_of(puller: Puller, offset: Dim) -> dict[str, Dim] | None:
     return found
 
 
-def _is_of_batch(puller: Puller, name: str) -> bool:
+def is_of_batch(puller: Puller, name: str) -> bool:
+    """Whether a loop variable is the batch's, or a part of it."""
     digit = puller.space.variable(name)
     return digit is not None and digit.base == "@b"
 
 
-def _extent(puller: Puller, name: str) -> Dim | None:
+def extent(puller: Puller, name: str) -> Dim | None:
     """How many values a loop variable has."""
     space = puller.space
     if name in space.extents:

@@ -1,0 +1,124 @@
+"""Masks and biases of scores that tensor maps copy beside keys: shapes, groups, types, lengths, in the emulator."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import test_schedules_attention_visible as visible
+from emulator import variants_that_hold
+from kernel_harness import Made, arguments, check, random_inputs, told
+from test_schedules_attention import attention
+from test_schedules_attention_specialised import checked, ways
+
+PLANNED = {"B": 2, "H": 2, "S": 192, "K": 304}
+
+MASKED = ("g (T[B,H,S,64] q, T[B,H,K,64] k, T[B,H,K,64] v, {mask} m) => (T[B,H,S,64] y) <T f = {{2}}> "
+          "{{ t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) c = Div(s, f) a = Add(c, m) p = Softmax(a) y = MatMul(p, v) }}")
+
+GROUPED = ("g (T[B,4,S,32] q, T[B,2,K,32] k, T[B,2,K,32] v, {mask} m) => (T[B,4,S,32] y) "
+           "<int64[5] e = {{1,2,2,1,1}}, int64[3] o = {{0,4,32}}, int64[1] two = {{2}}, int64[4] h = {{0,4,-1,32}}> "
+           "{{ k1 = Unsqueeze(k, two) k2 = Expand(k1, e) k3 = Reshape(k2, h) v1 = Unsqueeze(v, two) v2 = Expand(v1, e) v3 = Reshape(v2, h) "
+           "t = Transpose<perm = [0,1,3,2]>(k3) s = MatMul(q, t) a = Add(s, m) p = Softmax(a) y = MatMul(p, v3) }}")
+
+
+def maps(made: Made, planned: Mapping[str, int] = PLANNED) -> set[int]:
+    """How many tensors the ways with a warp that copies have maps of."""
+    return {len({tensor.base for tensor in told(made, choice, planned).kernel.plan.maps}) for choice in ways(made)}
+
+
+def both(text: str, sizes: Mapping[str, int], kind: str = "float16", planned: Mapping[str, int] = PLANNED, **how: Any) -> Made:
+    """A mask that is copied, with rows that see nothing and hidden keys, in every way."""
+    made = attention(text, kind, planned=planned)
+    assert maps(made, planned) == {3}
+    inputs = random_inputs(made, sizes)
+    inputs["m"][..., 1, :] = -np.inf
+    inputs["m"][..., 2:, :5] = -np.inf
+    checked(made, inputs, planned=planned, length=sizes["K"], **how)
+    return made
+
+
+@pytest.mark.parametrize("mask", ["T[S,K]", "T[B,1,S,K]", "T[1,H,S,K]", "T[B,H,S,K]"])
+@pytest.mark.parametrize(("kind", "rows", "keys"), [
+    ("float16", 192, 304), ("bfloat16", 65, 40), ("float16", 33, 8), ("bfloat16", 300, 136)])
+def test_shapes_and_lengths(mask: str, kind: str, rows: int, keys: int) -> None:
+    """Whatever of it is broadcast; tiles of which a part is there, in both directions."""
+    both(MASKED.format(mask=mask), {"B": 2, "H": 2, "S": rows, "K": keys}, kind)
+
+
+@pytest.mark.parametrize("mask", ["T[1,1,S,K]", "T[B,1,S,K]", "T[1,4,S,K]", "T[B,4,S,K]"])
+def test_heads_that_share_keys(mask: str) -> None:
+    """Their queries are rows of one tile: the mask begins anew between tiles, or goes on with another head."""
+    made = both(GROUPED.format(mask=mask), {"B": 2, "S": 128, "K": 72})
+    # Inside of a tile it must not begin anew: such lengths run otherwise.
+    inputs = random_inputs(made, {"B": 1, "S": 70, "K": 72})
+    other = told(made, ways(made)[0], PLANNED)
+    first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
+    assert ("one copies" in first) is (",4,S" in mask)
+    check(other, inputs, misalign=False, length=72)
+
+
+@pytest.mark.parametrize("order", ["backward", 3, 11])
+def test_threads_in_any_order(order: str | int) -> None:
+    """Nobody reads a mask that is not there, or has it filled that is still read."""
+    both(MASKED.format(mask="T[S,K]"), {"B": 1, "H": 1, "S": 130, "K": 504}, orders=[order])
+
+
+def test_every_tile() -> None:
+    """Of all that may be tried, those that are no whole panels too."""
+    made = attention(MASKED.format(mask="T[1,H,S,K]"), planned=PLANNED)
+    every = [choice for choice in made.kernel.choices if "stages" in dict(choice.settings)]
+    assert {choice["keys"] % 64 for choice in every} > {0}
+    checked(made, random_inputs(made, {"B": 1, "H": 2, "S": 70, "K": 400}), every, planned=PLANNED, length=400)
+
+
+@pytest.mark.parametrize(("keys", "address"), [(300, 0), (304, 2)])
+def test_rows_that_no_map_copies(keys: int, address: int) -> None:
+    """Of a length, or from an address, that is no multiple of 16 bytes: the guards know."""
+    made = attention(MASKED.format(mask="T[S,K]"), planned=PLANNED)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 70, "K": keys})
+    if address:
+        whole = np.empty(inputs["m"].size + 1, inputs["m"].dtype)
+        whole[1:] = inputs["m"].ravel()
+        inputs["m"] = whole[1:].reshape(inputs["m"].shape)
+    other = told(made, ways(made)[0], PLANNED)
+    check(other, inputs, length=keys)
+
+
+@pytest.mark.parametrize("mask", ["bool[S,K]", "T[K]", "T[B,1,1,K]", "float[S,K]"])
+def test_what_threads_read_themselves(mask: str) -> None:
+    """Another type, or one that is the same for all queries."""
+    text = MASKED.format(mask=mask)
+    if mask.startswith("bool"):
+        text = text.replace("<T f = {2}>", "<T f = {2}, T low = {-1000}>").replace("Add(c, m)", "Where(m, c, low)")
+    if mask.startswith("float"):
+        text = text.replace("a = Add(c, m)", "w = Cast<to = 1>(c) a = Add(w, m)").replace("p = Softmax(a)", "b = Softmax(a) p = CastLike(b, q)")
+    made = attention(text, planned=PLANNED)
+    assert maps(made) == {2}
+    checked(made, random_inputs(made, {"B": 1, "H": 2, "S": 70, "K": 136}), planned=PLANNED, length=136)
+
+
+def test_one_of_two_is_copied() -> None:
+    text = MASKED.format(mask="T[S,K] r, T[B,1,S,K]").replace("a = Add(c, m)", "b = Add(c, r) a = Add(b, m)")
+    both(text, {"B": 2, "H": 1, "S": 70, "K": 136})
+
+
+def test_what_is_read_twice_is_copied_once() -> None:
+    text = MASKED.format(mask="T[S,K]").replace("a = Add(c, m)", "n = Sigmoid(m) b = Mul(c, n) a = Add(b, m)")
+    both(text, {"B": 1, "H": 1, "S": 70, "K": 136})
+
+
+@pytest.mark.parametrize("mask", ["causal", "later, the lowest", "a sliding window"])
+def test_a_bias_beside_keys_that_are_hidden(mask: str) -> None:
+    """Tiles that a block does not see are not copied; those of a row that sees nothing are, the second time."""
+    text = visible.model(visible.MASKS[mask]).replace("T[B,1,1,K,16] v", "T[B,1,1,K,16] v, T[S,K] m")
+    text = text.replace("s = MatMul(q, t)", "s0 = MatMul(q, t) s = Add(s0, m)")
+    made = visible.attention(text, planned={"B": 1, "S": 192, "K": 304})
+    assert maps(made, {"B": 1, "S": 192, "K": 304}) == {3} and made.kernel.hides
+    for rows, keys in ((192, 200), (70, 304), (300, 72)):
+        inputs = random_inputs(made, {"B": 2, "S": rows, "K": keys})
+        checked(made, inputs, planned={"B": 1, "S": 192, "K": 304}, length=keys)
