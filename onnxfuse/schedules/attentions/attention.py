@@ -74,6 +74,10 @@ ROUNDED_SHARE, ROUNDED_ALONE = 0.14, 0.09
 KEPT_SHARE = 0.2
 """The same of blocks that write scores or shares too, whose warps multiply by themselves, the first product twice."""
 
+MOST_OF_SCORE = 10
+"""Instructions of a score of float32 beside scaling and masking it from which on nothing is predicted: a hyperbolic
+tangent, whose text branches, took twelve times what it is counted as (H200)."""
+
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
 
@@ -377,6 +381,8 @@ def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) 
     """Of blocks whose warps multiply together, of float32, or that write scores too, where no size is left open."""
     rows, batch, keys = _planned(work.parts, request.sizes)
     if shape is None or rows is None or batch is None or keys is None or rows < LEAST_ROWS:
+        return None
+    if work.parts.words and work.parts.of_score > MOST_OF_SCORE:
         return None
     return _paced(work, shape, -(-rows // shape.rows) * batch, -(-keys // shape.keys))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import FUNCTIONS, TYPES
 from onnxfuse.ir.tensors import Contract, Reduce, Tensor, postorder
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import Coordinates, IndexSpace
@@ -120,6 +120,13 @@ class AttentionParts(Multiplied):
     def operand(self) -> int:
         """Their type."""
         return self.queries.dtype
+
+    @property
+    def of_score(self) -> int:
+        """Instructions of what is computed of each of the first product's sums, as ``Function`` counts them, but for
+        divisions, which are by numbers."""
+        applied = [scalar.function for scalar in walk([self.softmax.score]) if isinstance(scalar, Apply)]
+        return sum(FUNCTIONS[name].instructions for name in applied if name in FUNCTIONS and name != "div")
 
     def is_of_share(self, scalar: Scalar) -> bool:
         """Whether an expression is of a score's share, and not of the score alone."""
