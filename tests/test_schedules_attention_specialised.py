@@ -262,3 +262,21 @@ def test_long_sequences_run_so_unmeasured(text: str, head: int, warps: int, keys
         short = attention(own, planned={"B": 1, "H": 8, "S": rows, "K": count}).kernel
         assert "one copies" not in short.plan.variants[0].name
         assert long.pace is not None and short.pace is not None and long.pace.share > short.pace.share
+
+
+@pytest.mark.parametrize("mask", ["", "causal"])
+def test_a_soft_cap_takes_one_factor_and_leaves_the_other_to_the_powers(mask: str) -> None:
+    """The scale and the cap's quotient are one multiplication, and the cap is the exponent's."""
+    cap = "c0 = Div(s, f) d = Div(c0, cap) w = Tanh(d) s1 = Mul(w, cap) "
+    if mask:
+        text = visible.model(visible.MASKS[mask]).replace("s = MatMul(q, t) ", "s0 = MatMul(q, t) d = Div(s0, cap) w = Tanh(d) s = Mul(w, cap) ")
+        made = visible.attention(text.replace("<", "<T cap = {32}, ", 1), planned={"B": 1, "S": 200, "K": 300})
+        sizes = {"B": 1, "S": 70, "K": 150}
+    else:
+        text = PLAIN.replace("<T f", "<T cap = {32}, T f").replace("c = Div(s, f) p = Softmax(c)", f"{cap}p = Softmax(s1)")
+        made, sizes = attention(text, planned=PLANNED), {"B": 1, "H": 2, "S": 70, "K": 150}
+    for choice in ways(made):
+        source = told(made, choice, PLANNED).kernel.source
+        assert "of::quick_tanh(mul" in source and "reciprocal" not in source.partition("quick_tanh(mul")[2][:200]
+        assert "by = 32.0f * Powers::log2_e" in source
+    checked(made, random_inputs(made, sizes), planned=PLANNED if not mask else {"B": 1, "S": 200, "K": 300}, length=150)

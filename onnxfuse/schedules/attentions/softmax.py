@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onnxfuse.ir.scalars import FLOAT
-from onnxfuse.lowering.pull import Contracted
+from onnxfuse.lowering.pull import Apply, Constant, Contracted, Scalar
 from onnxfuse.schedules.attentions.parts import AttentionParts, multiple_of
 from onnxfuse.schedules.text import indented, literal, unrolled
 
@@ -31,12 +31,31 @@ def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
     if visible is not None and visible.least is not None:
         return parts, 1.0  # masked scores may count too
     score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
-    factor *= parts.factor
-    if not isinstance(score, Contracted) or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
+    capped = _capped(score, parts.words)
+    score, factor = (score, factor * parts.factor) if capped is None else (capped, factor)
+    known = isinstance(score, Contracted) or capped is not None
+    if not known or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
         return parts, 1.0
     masked = None if visible is None else replace(visible, score=score)
     own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
-    return replace(parts, softmax=own, visible=masked, factor=1.0), factor
+    return replace(parts, softmax=own, visible=masked, factor=1.0 if capped is None else parts.factor), factor
+
+
+def _capped(score: Scalar, words: bool) -> Scalar | None:
+    """A hyperbolic tangent of a multiple of the sums, as a soft cap has it, with one factor in place of several where
+    that is less exact than a type of 16 bits; None where a score is something else."""
+    if not isinstance(score, Apply) or score.function != "tanh":
+        return None
+    inner, factor = score.operands[0], 1.0
+    while not isinstance(inner, Contracted):
+        found, times = multiple_of(inner)
+        if found is inner:
+            return None
+        inner, factor = found, factor * times
+    if words:
+        return score
+    kind = score.operands[0].dtype
+    return replace(score, operands=(Apply(kind, False, "mul", (inner, Constant(kind, False, factor))),))
 
 
 def begun(factor: float) -> list[str]:
