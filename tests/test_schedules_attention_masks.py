@@ -62,6 +62,12 @@ def test_heads_that_share_keys(mask: str) -> None:
     check(other, inputs, misalign=False, length=72)
 
 
+def test_heads_behind_queries() -> None:
+    """Of a mask that lies so: queries of a tile are of one head, whose place is another axis of the map."""
+    text = GROUPED.format(mask="T[B,S,4,K]").replace("a = Add(s, m)", "h4 = Transpose<perm = [0,2,1,3]>(m) a = Add(s, h4)")
+    both(text, {"B": 2, "S": 128, "K": 72})
+
+
 @pytest.mark.parametrize("order", ["backward", 3, 11])
 def test_threads_in_any_order(order: str | int) -> None:
     """Nobody reads a mask that is not there, or has it filled that is still read."""
@@ -100,6 +106,31 @@ def test_what_threads_read_themselves(mask: str) -> None:
     made = attention(text, planned=PLANNED)
     assert maps(made) == {2}
     checked(made, random_inputs(made, {"B": 1, "H": 2, "S": 70, "K": 136}), planned=PLANNED, length=136)
+
+
+KEYS_ALONE = {
+    "by sequence": ("T[B,1,1,K] m", "a = Add(c, m)"),
+    "for all": ("T[K] m", "a = Add(c, m)"),
+    "keys by sequences": ("T[K,B] m", "mb = Transpose(m) mk = Unsqueeze(mb, both) a = Add(c, mk)"),
+    "two": ("T[B,1,1,K] n, T[B,1,1,K] m", "b = Add(c, n) a = Add(b, m)"),
+}
+
+
+@pytest.mark.parametrize("case", KEYS_ALONE)
+def test_masks_of_keys_are_those_of_the_tile_at_hand(case: str) -> None:
+    """Which is read while the tile before is made powers of; one whose keys do not lie side by side, and the second of
+    two, are read where scores are made."""
+    mask, added = KEYS_ALONE[case]
+    text = MASKED.format(mask=mask.removesuffix(" m")).replace("a = Add(c, m)", added).replace("<T f", "<int64[2] both = {1,2}, T f")
+    made = attention(text, planned=PLANNED)
+    together = [choice for choice in made.kernel.choices if choice["group"] == 4 and "stages" not in dict(choice.settings)]
+    assert together and maps(made) == {2}
+    inputs = random_inputs(made, {"B": 2, "H": 1, "S": 70, "K": 200})
+    for choice in (*together, *ways(made)):
+        other = told(made, choice, PLANNED)
+        first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
+        assert "4 multiply together" in first
+        check(other, inputs, limit=1, misalign=False, length=200)
 
 
 def test_one_of_two_is_copied() -> None:

@@ -264,9 +264,10 @@ def test_long_sequences_run_so_unmeasured(text: str, head: int, warps: int, keys
         assert long.pace is not None and short.pace is not None and long.pace.share > short.pace.share
 
 
-@pytest.mark.parametrize("mask", ["", "causal"])
+@pytest.mark.parametrize("mask", ["", "causal", "keys times a number"])
 def test_a_soft_cap_takes_one_factor_and_leaves_the_other_to_the_powers(mask: str) -> None:
     """The scale and the cap's quotient are one multiplication, and the cap is the exponent's."""
+    keys, mask = mask == "keys times a number", mask.removeprefix("keys times a number")
     cap = "c0 = Div(s, f) d = Div(c0, cap) w = Tanh(d) s1 = Mul(w, cap) "
     if mask:
         text = visible.model(visible.MASKS[mask]).replace("s = MatMul(q, t) ", "s0 = MatMul(q, t) d = Div(s0, cap) w = Tanh(d) s = Mul(w, cap) ")
@@ -274,6 +275,7 @@ def test_a_soft_cap_takes_one_factor_and_leaves_the_other_to_the_powers(mask: st
         sizes = {"B": 1, "S": 70, "K": 150}
     else:
         text = PLAIN.replace("<T f", "<T cap = {32}, T f").replace("c = Div(s, f) p = Softmax(c)", f"{cap}p = Softmax(s1)")
+        text = text.replace("t = Transpose<perm = [0,1,3,2]>(k) ", "k2 = Mul(k, f) t = Transpose<perm = [0,1,3,2]>(k2) ") if keys else text
         made, sizes = attention(text, planned=PLANNED), {"B": 1, "H": 2, "S": 70, "K": 150}
     for choice in ways(made):
         source = told(made, choice, PLANNED).kernel.source
