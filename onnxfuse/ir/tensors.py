@@ -13,6 +13,7 @@ not fit raise a ValueError: a model may say that they do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -471,9 +472,10 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
     return ()
 
 
-def postorder(roots: tuple[Tensor, ...]) -> list[Tensor]:
-    """Every tensor of the DAG once, operands before what they are used for."""
-    seen: set[int] = set()
+def postorder(roots: tuple[Tensor, ...], without: Tensor | None = None) -> list[Tensor]:
+    """Every tensor of the DAG once, operands before what they are used for; ``without`` one, and without what only that
+    is computed from."""
+    seen: set[int] = set() if without is None else {id(without)}
     order: list[Tensor] = []
     stack: list[tuple[Tensor, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
@@ -485,6 +487,15 @@ def postorder(roots: tuple[Tensor, ...]) -> list[Tensor]:
             stack.append((tensor, True))
             stack += [(operand, False) for operand in reversed(operands(tensor)) if id(operand) not in seen]
     return order
+
+
+def computed_of(tensors: Iterable[Tensor], of: Callable[[Tensor], bool]) -> set[Tensor]:
+    """Those that are computed of such, or are such; operands come first."""
+    found: set[Tensor] = set()
+    for each in tensors:
+        if of(each) or any(operand in found for operand in operands(each)):
+            found.add(each)
+    return found
 
 
 def scalar(number: Number, dtype: int) -> Fill:

@@ -23,7 +23,7 @@ from itertools import product as product_of
 from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
+from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, computed_of, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
@@ -171,13 +171,10 @@ def _cut(roots: tuple[Tensor, ...], of: Callable[[Tensor], bool]) -> Tensor | No
     """The tensor by which alone the roots have anything of some others: of those with the fewest elements, and the
     fewest bytes, the last."""
 
-    def cuts(tensor: Tensor) -> bool:
-        if not any(map(of, postorder((tensor,)))):
-            return False
-        rest = substituted(roots, {tensor: Input(tensor.dtype, tensor.shape, 0)})
-        return not any(map(of, postorder(rest)))
-
-    found = [each for each in postorder(roots) if each not in roots and cuts(each)]
+    every = postorder(roots)
+    having = computed_of(every, of)
+    found = [each for each in every if each in having and each not in roots
+             and not any(map(of, postorder(roots, without=each)))]
     counts = [product(each.shape) for each in found]
     least = next((count for count in counts if all(other.divide(count) is not None for other in counts)), None)
     few = [each for each, count in zip(found, counts, strict=True) if count == least]

@@ -334,12 +334,8 @@ def _cut(operand: Tensor, one: Contract) -> Tensor | None:
     """What a part reads of the product that comes first: the last that is computed element by element, by which alone
     it has anything of that."""
 
-    def holds(tensor: Tensor) -> bool:
-        (rest,) = substituted((operand,), {tensor: Input(tensor.dtype, tensor.shape, 0)})
-        return one not in _products(rest)
-
     behind = [each for each in postorder((operand,)) if isinstance(each, Map | Slice) and _products(each) == [one]]
-    return next((each for each in reversed(behind) if holds(each)), None)
+    return next((each for each in reversed(behind) if one not in postorder((operand,), without=each)), None)
 
 
 def _products(tensor: Tensor) -> list[Contract]:

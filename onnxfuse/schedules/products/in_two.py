@@ -12,7 +12,7 @@ from functools import cached_property
 from onnxfuse.graph.dims import product
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, operands, postorder
+from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, computed_of, operands, postorder
 from onnxfuse.lowering.launch import Check, Variant
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
@@ -190,13 +190,9 @@ def _between(program: Program, contract: Contract, late: tuple[Tensor, ...]) -> 
     """What the product's kernel may leave for that of the rows: that without which none of the results which are
     computed of reductions, ``late``, has anything of the product."""
 
-    def holds(tensor: Tensor) -> bool:
-        rest = substituted(late, {tensor: Input(tensor.dtype, tensor.shape, 0)})
-        return contract not in postorder(rest)
-
-    elements = product(contract.shape)
-    return [each for each in above(program, contract)
-            if product(each.shape) == elements and not reduces(each) and holds(each)]
+    elements, reduced = product(contract.shape), computed_of(program.tensors, lambda each: isinstance(each, Reduce))
+    return [each for each in above(program, contract) if each not in reduced and product(each.shape) == elements
+            and contract not in postorder(late, without=each)]
 
 
 def _last_of_fewest_bytes(tensors: Sequence[Tensor]) -> Tensor:
