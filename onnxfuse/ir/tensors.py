@@ -13,7 +13,6 @@ not fit raise a ValueError: a model may say that they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -487,15 +486,6 @@ def postorder(roots: tuple[Tensor, ...], without: Tensor | None = None) -> list[
             stack.append((tensor, True))
             stack += [(operand, False) for operand in reversed(operands(tensor)) if id(operand) not in seen]
     return order
-
-
-def computed_of(tensors: Iterable[Tensor], of: Callable[[Tensor], bool]) -> set[Tensor]:
-    """Those that are computed of such, or are such; operands come first."""
-    found: set[Tensor] = set()
-    for each in tensors:
-        if of(each) or any(operand in found for operand in operands(each)):
-            found.add(each)
-    return found
 
 
 def scalar(number: Number, dtype: int) -> Fill:

@@ -21,9 +21,10 @@ from itertools import pairwise
 from itertools import product as product_of
 
 from onnxfuse.graph.dims import product
+from onnxfuse.ir.descent import above, computed_of
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, computed_of, postorder
+from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
@@ -34,7 +35,7 @@ from onnxfuse.schedules.composed.in_parts import REDUCTIONS, InParts, Launches, 
 from onnxfuse.schedules.composed.recurrent import HAS_CLUSTERS
 from onnxfuse.schedules.kernel import Kernel, Launched, Pace, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.pointwise import Pointwise
-from onnxfuse.schedules.products.in_two import Divided, ProductDivided, above
+from onnxfuse.schedules.products.in_two import Divided, ProductDivided
 from onnxfuse.schedules.products.parts import refused, side_guards
 from onnxfuse.schedules.products.product import SHARED_EVERYWHERE, Product
 from onnxfuse.schedules.products.tall import ALONE, TALL

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxfuse.ir.descent import above
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import Contract, Input, Program, Reduce, Tensor, operands, postorder
 from onnxfuse.lowering.lower import Lowered
@@ -22,7 +23,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attentions.attention import Attention
 from onnxfuse.schedules.composed.in_parts import REDUCTIONS, InParts, Launches, joined
 from onnxfuse.schedules.kernel import Kernel, contractions
-from onnxfuse.schedules.products.in_two import ProductDivided, above
+from onnxfuse.schedules.products.in_two import ProductDivided
 from onnxfuse.schedules.products.product import Product
 from onnxfuse.schedules.schedule import Expected, Request
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxfuse.graph.dims import product
+from onnxfuse.ir.descent import above, computed_of
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.substitution import substituted
-from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, computed_of, operands, postorder
+from onnxfuse.ir.tensors import Contract, Input, Permute, Program, Reduce, Tensor, postorder
 from onnxfuse.lowering.launch import Check, Variant
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
@@ -170,15 +171,6 @@ def in_two(parts: Divided, schedules: Sequence[Schedule]) -> InTwo | Refusal:
         tuple(variants), (*one.code.functions, *two.code.functions), (*one.code.entries, *two.code.entries),
         frozenset((*one.code.headers, *two.code.headers)), one.plan.maps, (*parts.scratch, *two.plan.scratch),
         len(two.plan.variants[0].launches), tuple(dict.fromkeys((*one.plan.checks, *two.plan.checks))))
-
-
-def above(program: Program, tensor: Tensor) -> list[Tensor]:
-    """What is computed from a tensor, and it itself, operands first."""
-    found = {tensor: None}
-    for each in program.tensors:
-        if any(operand in found for operand in operands(each)):
-            found[each] = None
-    return list(found)
 
 
 def reduces(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Shape
 from onnxfuse.ir.context import Unlowerable, apply, expand, mean_of_shares, reshape, total
+from onnxfuse.ir.descent import above
 from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.ir.substitution import substituted
 from onnxfuse.ir.tensors import (
@@ -36,7 +37,6 @@ from onnxfuse.ir.tensors import (
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import Load, Puller
 from onnxfuse.schedules.layouts import reached_in_part
-from onnxfuse.schedules.products.in_two import above
 from onnxfuse.schedules.products.windows import SPATIAL, Windows
 from onnxfuse.schedules.reductions.moments import Moments, squares_about_means
 from onnxfuse.schedules.reductions.online import bare

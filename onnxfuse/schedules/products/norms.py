@@ -18,6 +18,7 @@ from functools import cached_property
 from math import prod
 
 from onnxfuse.graph.dims import dim, product
+from onnxfuse.ir.descent import above
 from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Input, Program, Reduce
 from onnxfuse.lowering.launch import Variant
@@ -32,7 +33,7 @@ from onnxfuse.schedules.products.blocks import MOST_TILES
 from onnxfuse.schedules.products.boxes import BoxShape
 from onnxfuse.schedules.products.column_moments import MEANS, SQUARES
 from onnxfuse.schedules.products.epilogue import PAIR
-from onnxfuse.schedules.products.in_two import Divided, ProductDivided, above, divided, in_two, reduces
+from onnxfuse.schedules.products.in_two import Divided, ProductDivided, divided, in_two, reduces
 from onnxfuse.schedules.products.norm_groups import NormGroups, norm_groups
 from onnxfuse.schedules.products.pace import NARROW
 from onnxfuse.schedules.products.parts import ProductParts, parts_of, refused

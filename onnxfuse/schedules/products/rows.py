@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.descent import above
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Reduce
 from onnxfuse.lowering.launch import Variant, expression
@@ -40,7 +41,7 @@ from onnxfuse.schedules.kernel import (
     walk,
 )
 from onnxfuse.schedules.products.blocks import CLUSTERS
-from onnxfuse.schedules.products.in_two import ProductDivided, above, divided, in_two
+from onnxfuse.schedules.products.in_two import ProductDivided, divided, in_two
 from onnxfuse.schedules.products.maps import Mapped, all_mapped, map_parameter, mapped
 from onnxfuse.schedules.products.pace import UNKNOWN
 from onnxfuse.schedules.products.parts import ProductParts, parts_of, refused, result_lanes
