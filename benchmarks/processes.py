@@ -3,9 +3,11 @@ which one is timed at a time."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,9 @@ Ready = Callable[[], None]
 
 SETTLED = 0.1
 """Seconds after which the GPU is done with what a process had launched that was stopped."""
+
+DEATH_SIGNAL = 1
+"""Linux's number (PR_SET_PDEATHSIG) of what a process gets when the one dies that started it."""
 
 PATIENCE = 10.0
 """Seconds that one has to end once it has answered."""
@@ -94,7 +99,7 @@ class Turns:
             if (left := until - time.monotonic()) <= 0:
                 return ApartError(OVER)
             with self._alone(process):
-                process.connection.send(None)
+                process.go_on()
                 return process.answer(min(self.seconds, left))
         except ApartError as error:
             return error
@@ -129,6 +134,9 @@ def apart(function: Callable[..., Result], *arguments: Any, seconds: float = 600
         result: Result = process.answer(seconds)
         patience = PATIENCE
         return result
+    except ApartError:
+        patience = PATIENCE if time.monotonic() < process.until else 0.0
+        raise
     finally:
         process.end(patience)
 
@@ -162,30 +170,50 @@ class _Process:
             raise ApartError(f"it took more than {seconds:.0f} s")
         try:
             failed, answer = self.connection.recv()
-        except EOFError:
-            self._process.join()
-            raise ApartError(f"its process ended with exit code {self._process.exitcode}") from None
+        except (EOFError, OSError):
+            raise self._died() from None
         if failed:
             raise ApartError(answer)
         return answer
 
+    def go_on(self) -> None:
+        """Tell it that its turn has come.
+
+        Raises:
+            ApartError: it died.
+        """
+        try:
+            self.connection.send(None)
+        except OSError:
+            raise self._died() from None
+
+    def _died(self) -> ApartError:
+        self._process.join(PATIENCE)
+        return ApartError(f"its process ended with exit code {self._process.exitcode}")
+
     def signal(self, number: signal.Signals) -> None:
-        """Stop it, or have it go on; nothing where it has ended."""
+        """Stop it and what it started, or have them go on, or end; nothing where it has ended."""
         assert self._process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:  # it has not begun yet, or is gone
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def end(self, patience: float = 0) -> float:
         """It is there no more, whatever it did; the seconds that it was."""
         if self._process.is_alive():
             self._process.join(patience)
         if self._process.is_alive():
-            self._process.kill()
+            self.signal(signal.SIGKILL)
         self._process.join()
         return time.monotonic() - self.started
 
 
 def _answer(connection: Connection, function: Callable[..., Any], arguments: Sequence[Any], waits: bool) -> None:
+    os.setsid()  # so that what it starts is stopped with it
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)  # nobody else would have it go on
     if waits:
         arguments = (*arguments, partial(_ready, connection))
     try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -47,6 +50,28 @@ def ends_in_its_turn(ready: Callable[[], None]) -> None:
 def answers_at_once(number: float, ready: Callable[[], None]) -> float:
     """Without a turn."""
     return math.sqrt(number)
+
+
+def dies_while_it_waits(ready: Callable[[], None]) -> None:
+    """As one does that the system ends for its memory."""
+    threading.Thread(target=ready).start()
+    time.sleep(0.05)
+    os._exit(3)
+
+
+def starts_another(marks: str, ready: Callable[[], None]) -> None:
+    """Which leaves marks while this one gets ready."""
+    text = f"import time\nwhile True:\n  open({marks!r}, 'a').write('.')\n  time.sleep({STEP})"
+    with subprocess.Popen([sys.executable, "-c", text]) as other:
+        time.sleep(1.5)
+        other.kill()
+    ready()
+
+
+def sleeps(place: str) -> None:
+    """Says which process it is."""
+    Path(place).write_text(str(os.getpid()))
+    time.sleep(60)
 
 
 def test_work_in_a_process_of_its_own():
@@ -97,3 +122,43 @@ def test_nobody_begins_once_the_time_for_all_is_over(tmp_path: Path) -> None:
     found = list(processes.Turns(1, 600, within=1.5).taken(turns))
     assert time.monotonic() - start < 15
     assert [(turn, str(answer)) for turn, answer, _ in found] == [(turn, processes.OVER) for turn in turns]
+
+
+def test_one_that_dies_while_it_waits_takes_no_other_along(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+    turns = [processes.Turn(timed, (0.0, 1.5, marks)), processes.Turn(dies_while_it_waits, ()),
+             processes.Turn(timed, (1.0, 0.1, marks))]
+    found = {turn: answer for turn, answer, _ in processes.Turns(3, 60).taken(turns)}
+    assert isinstance(found[turns[0]], tuple) and isinstance(found[turns[2]], tuple)
+    assert str(found[turns[1]]) == "its process ended with exit code 3"
+
+
+def test_what_another_started_stands_still_too(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+    turns = [processes.Turn(timed, (0.5, 0.8, marks)), processes.Turn(starts_another, (marks,))]
+    found = {turn: answer for turn, answer, _ in processes.Turns(2, 60).taken(turns)}
+    *_, before, after = found[turns[0]]
+    assert before == after > 0
+
+
+def test_nobody_goes_on_alone(tmp_path: Path) -> None:
+    """A process ends with the one that started it, however that ends."""
+    place = tmp_path / "pid"
+    text = (f"import sys\nsys.path[:0] = {[str(BENCHMARKS), str(Path(__file__).parent)]!r}\n"
+            f"import processes, test_measuring_processes as these\n"
+            f"if __name__ == '__main__':\n  processes.apart(these.sleeps, {str(place)!r})")
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    with subprocess.Popen([sys.executable, str(script)]) as parent:
+        assert waited(lambda: place.exists() and place.read_text())
+        parent.kill()
+    assert waited(lambda: not Path(f"/proc/{place.read_text()}/cmdline").exists()
+                  or not Path(f"/proc/{place.read_text()}/cmdline").read_bytes())
+
+
+def waited(until: Callable[[], object], seconds: float = 20) -> bool:
+    """Whether something came true in time."""
+    end = time.monotonic() + seconds
+    while not (done := bool(until())) and time.monotonic() < end:
+        time.sleep(0.05)
+    return done

@@ -62,6 +62,32 @@ def test_heads_that_share_keys(mask: str) -> None:
     check(other, inputs, misalign=False, length=72)
 
 
+@pytest.mark.parametrize("mask", ["T[B,1,S,K]", "T[1,4,S,K]"])
+@pytest.mark.parametrize(("rows", "keys"), [(70, 72), (130, 130), (128, 136)])
+def test_long_attentions_at_other_sizes(mask: str, rows: int, keys: int) -> None:
+    """One warp copies keys there too where no map copies the mask, which threads read then."""
+    planned = {"B": 2, "S": 2048, "K": 2048}
+    made = attention(GROUPED.format(mask=mask), planned=planned)
+    first, second = (variant.name for variant in made.kernel.plan.variants[:2])
+    assert "one copies" in first and first.replace(", mask copied", "") == second != first
+    inputs = random_inputs(made, {"B": 2, "S": rows, "K": keys})
+    runs = variants_that_hold(made.kernel.plan, arguments(made, inputs), [], 90)[0]
+    is_copied = keys % 8 == 0 and (rows % 64 == 0 or mask == "T[1,4,S,K]")
+    assert runs == (first if is_copied else second)
+    check(made, inputs, misalign=False, length=keys)
+
+
+def test_a_mask_of_more_axes_than_maps_have() -> None:
+    """Is read by threads."""
+    text = ("g (T[A,C,E,4,S,64] q, T[A,C,E,4,K,64] k, T[A,C,E,4,K,64] v, T[4,E,C,A,S,K] m) => (T[A,C,E,4,S,64] y) { "
+            "t = Transpose<perm = [0,1,2,3,5,4]>(k) s = MatMul(q, t) n = Transpose<perm = [3,2,1,0,4,5]>(m) a = Add(s, n) "
+            "p = Softmax(a) y = MatMul(p, v) }")
+    planned = {"A": 2, "C": 2, "E": 2, "S": 2048, "K": 2048}
+    made = attention(text, planned=planned)
+    assert ways(made) and 3 not in maps(made, planned)
+    checked(made, random_inputs(made, {"A": 2, "C": 2, "E": 2, "S": 40, "K": 72}), ways(made)[:1], planned, length=72)
+
+
 def test_heads_behind_queries() -> None:
     """Of a mask that lies so: queries of a tile are of one head, whose place is another axis of the map."""
     text = GROUPED.format(mask="T[B,S,4,K]").replace("a = Add(s, m)", "h4 = Transpose<perm = [0,2,1,3]>(m) a = Add(s, h4)")

@@ -124,6 +124,9 @@ def test_nothing_spills() -> None:
 
 @pytest.mark.parametrize(("score", "kind", "predicted"), [
     ("c = Mul(s, f)", "float", True), ("u = Mul(s, f) c = Add(u, f)", "float", True),
+    ("u = Mul(s, f) b1 = Less(u, f) b2 = Greater(u, f) b3 = And(b1, b2) b4 = Or(b3, b1) w1 = Where(b4, u, f) "
+     "w2 = Add(w1, f) w3 = Where(b3, w2, f) w4 = Mul(w3, f) w5 = Add(w4, u) w6 = Sub(w5, f) c = Add(w6, f)", "float",
+     True),
     ("u = Div(s, f) w = Tanh(u) c = Mul(w, f)", "float", False),
     ("u = Div(s, f) w = Tanh(u) c = Mul(w, f)", "float16", True),
 ])

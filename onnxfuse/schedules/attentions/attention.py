@@ -74,10 +74,6 @@ ROUNDED_SHARE, ROUNDED_ALONE = 0.14, 0.09
 KEPT_SHARE = 0.2
 """The same of blocks that write scores or shares too, whose warps multiply by themselves, the first product twice."""
 
-MOST_OF_SCORE = 10
-"""Instructions of a score of float32 beside scaling and masking it from which on nothing is predicted: a hyperbolic
-tangent, whose text branches, took twelve times what it is counted as (H200)."""
-
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
 
@@ -177,7 +173,8 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
                if shape.fits(work.depth, work.columns) and shape != (together or own)}
     choice, first = told(request.choice, offered)
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
-    vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
+    every = dict.fromkeys((first, together, work.unmasked(together), own))
+    vectorised = [shape for shape in every if shape is not None]
     divided = parts.vectors and not parts.kept and _is_split(request, parts, own)
     whole = own if (parts.words or parts.kept) and parts.vectors else together
     measured = not choice and not parts.exact
@@ -205,7 +202,9 @@ def _promising(shape: AttentionShape) -> tuple[bool, bool, str]:
 
 def _words(shape: AttentionShape, hides: bool) -> str:
     """Name of the variant; ``hides``: whether keys that a block does not see are left out."""
-    return f"{Attention().words(shape.choice)}, {shape.bits}-bit{', hidden keys left out' if hides else ''}"
+    masked = isinstance(shape, SpecialisedAttentionShape) and shape.masked
+    return (f"{Attention().words(shape.choice)}, {shape.bits}-bit{', mask copied' if masked else ''}"
+            f"{', hidden keys left out' if hides else ''}")
 
 
 class _AttentionWork:
@@ -264,11 +263,17 @@ class _AttentionWork:
             return None
         return Copied(keys, values, mask_of(self.parts, self.planned))
 
+    def unmasked(self, shape: AttentionShape | None) -> AttentionShape | None:
+        """What runs at sizes of which no map copies the mask that this shape's blocks do, where there may be such."""
+        if not isinstance(shape, SpecialisedAttentionShape) or not shape.masked or self.mapped is None:
+            return None
+        return replace(shape, masked=False) if self.mapped.hangs_on_sizes(self.symbols) else None
+
     def whole(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
         if isinstance(shape, SpecialisedAttentionShape):
             assert self.mapped is not None
-            needed += self.mapped.guards(self.symbols)
+            needed += self.mapped.of(shape).guards(self.symbols)
         function = self._multiplied_together(shape) if shape.together else self.functions[0]
         blocks = shape.beside(self.depth, self.columns)
         entry = function.entry(shape.name, self._settings(shape), shape.bits, shape.threads, blocks)
@@ -284,9 +289,9 @@ class _AttentionWork:
         name, text = f"attention_together_{shape.keys}", TogetherText(parts, sizes, shape.keys, self.columns)
         if isinstance(shape, SpecialisedAttentionShape):
             assert self.mapped is not None
-            name, first = f"of_{shape.name}", len(self.maps)
-            text = SpecialisedAttentionText(parts, self.mapped, shape, self.columns, sizes, first)
-            self.maps += self.mapped.maps(shape, self.symbols)
+            name, first, copied = f"of_{shape.name}", len(self.maps), self.mapped.of(shape)
+            text = SpecialisedAttentionText(parts, copied, shape, self.columns, sizes, first)
+            self.maps += copied.maps(shape, self.symbols)
             taken = [map_parameter(place) for place in range(first, len(self.maps))]
         if name not in self.together:
             body = text.text()
@@ -382,8 +387,8 @@ def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) 
     rows, batch, keys = _planned(work.parts, request.sizes)
     if shape is None or rows is None or batch is None or keys is None or rows < LEAST_ROWS:
         return None
-    if work.parts.words and work.parts.of_score > MOST_OF_SCORE:
-        return None
+    if work.parts.words and work.parts.has_costly_scores:
+        return None  # a soft cap, whose text branches, took twelve times what it is counted as (H200)
     return _paced(work, shape, -(-rows // shape.rows) * batch, -(-keys // shape.keys))
 
 

@@ -16,6 +16,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load
+from onnxfuse.lowering.tensor_map import MOST_RANK
 from onnxfuse.schedules.attentions.parts import AttentionParts
 from onnxfuse.schedules.attentions.shape import GROUP_ROWS
 from onnxfuse.schedules.kernel import vector_loads, walk
@@ -58,7 +59,7 @@ def _tiles(parts: AttentionParts, load: Load, planned: Mapping[str, int]) -> Mas
     """A load as such a mask; None where it is of another type, on conditions, or lies otherwise."""
     puller, space = parts.puller, parts.puller.space
     steps = steps_of(puller, load.offset) if load.dtype == parts.operand and not load.conditions else None
-    if steps is None or steps.get(KEYS) != 1 or FIRST in steps:
+    if steps is None or steps.get(KEYS) != 1 or FIRST in steps or len(steps) > MOST_RANK:
         return None
     digits = {name: digit for name in steps if (digit := space.variable(name)) is not None and digit.base == QUERIES}
     rows = [name for name, digit in digits.items() if digit.step == 1]

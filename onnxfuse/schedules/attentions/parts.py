@@ -122,11 +122,10 @@ class AttentionParts(Multiplied):
         return self.queries.dtype
 
     @property
-    def of_score(self) -> int:
-        """Instructions of what is computed of each of the first product's sums, as ``Function`` counts them, but for
-        divisions, which are by numbers."""
-        applied = [scalar.function for scalar in walk([self.softmax.score]) if isinstance(scalar, Apply)]
-        return sum(FUNCTIONS[name].instructions for name in applied if name in FUNCTIONS and name != "div")
+    def has_costly_scores(self) -> bool:
+        """Whether scores take functions of many instructions; divisions are by numbers."""
+        applied = {scalar.function for scalar in walk([self.softmax.score]) if isinstance(scalar, Apply)} - {"div"}
+        return any(FUNCTIONS[name].instructions > 1 for name in applied if name in FUNCTIONS)
 
     def is_of_share(self, scalar: Scalar) -> bool:
         """Whether an expression is of a score's share, and not of the score alone."""

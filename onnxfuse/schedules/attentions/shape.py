@@ -127,7 +127,7 @@ class SpecialisedAttentionShape(AttentionShape):
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"attention_{self.rows}x{self.keys}x{self.stages}_specialised"
+        return f"attention_{self.rows}x{self.keys}x{self.stages}_specialised{'_masked' if self.masked else ''}"
 
     @property
     def choice(self) -> Choice:

@@ -52,7 +52,7 @@ def _capped(score: Scalar, words: bool) -> Scalar | None:
         if found is inner:
             return None
         inner, factor = found, factor * times
-    if words:
+    if words or not LEAST_FACTOR <= abs(factor) < LARGEST_FACTOR:
         return score
     kind = score.operands[0].dtype
     return replace(score, operands=(Apply(kind, False, "mul", (inner, Constant(kind, False, factor))),))

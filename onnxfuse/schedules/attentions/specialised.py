@@ -10,7 +10,7 @@ groups are done with it; these tell only even from odd.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import FLOAT
@@ -52,6 +52,15 @@ class Copied:
         """Under which they do."""
         own = (guard for operand in (self.keys, self.values) for guard in operand.guards(symbols))
         return (*own, *(() if self.mask is None else self.mask.guards(symbols)))
+
+    def of(self, shape: SpecialisedAttentionShape) -> Copied:
+        """What a block of this shape copies."""
+        return self if shape.masked else replace(self, mask=None)
+
+    def hangs_on_sizes(self, symbols: Mapping[str, str]) -> bool:
+        """Whether a map may copy keys and values, and none the mask, of some sizes."""
+        guards = {*self.guards(symbols)} - {*replace(self, mask=None).guards(symbols)}
+        return any(".addr " not in guard for guard in guards)
 
     def maps(self, shape: SpecialisedAttentionShape, symbols: Mapping[str, str]) -> list[TensorMap]:
         """Of tiles of a block of this shape."""
