@@ -11,6 +11,7 @@ the runtime's kernels.  ``--dry-run`` names the ways and times nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 from common import table
@@ -66,7 +67,7 @@ class CacheCase:
                  for name, shape in {**sides, **caches, **tables}.items()]
         infos += [helper.make_tensor_value_info("n", TensorProto.INT32, ("B",)),
                   helper.make_tensor_value_info("mask", TensorProto.INT64, ("B", "L"))]
-        window = {"local_window_size": self.window} if self.window else {}
+        window: dict[str, Any] = {"local_window_size": self.window} if self.window else {}
         nodes = [
             helper.make_node("Shape", ["mask"], ["s"], start=1, end=2), helper.make_node("Cast", ["s"], ["t"], to=6),
             helper.make_node(

@@ -147,7 +147,7 @@ def nothing_fused() -> Iterator[None]:
 
     own = onnxruntime.SessionOptions
 
-    class Plain(own):
+    class Plain(own):  # type: ignore[valid-type, misc]
         def __init__(self) -> None:
             super().__init__()
             self.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -234,9 +234,11 @@ def measured(cases: Sequence[ClaimCase], profile: Profile, budget: float, turns:
 def _result(case: ClaimCase, floor: float, alone: Side, both: BenchResult) -> ClaimResult:
     assert both.fused is not None
     sides = (alone, both.original, both.fused)
-    times, kernels = tuple(map(_milliseconds, sides)), tuple(int(side.kernels or 0) for side in sides)
-    return ClaimResult(case.name, (case.claim.least, case.claim.most), times, kernels,
-                       tuple(side.peak_bytes for side in sides), floor * 1e3)
+    a, b, c = sides
+    return ClaimResult(
+        case.name, (case.claim.least, case.claim.most), (_milliseconds(a), _milliseconds(b), _milliseconds(c)),
+        (int(a.kernels or 0), int(b.kernels or 0), int(c.kernels or 0)), (a.peak_bytes, b.peak_bytes, c.peak_bytes),
+        floor * 1e3)
 
 
 def show(found: list[ClaimResult]) -> tuple[str, bool]:

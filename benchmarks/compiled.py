@@ -124,7 +124,8 @@ def _beside(row: Row, ours: BenchResult | ApartError, torch: Mapping[str, float 
     """From what a row's processes answered."""
     if isinstance(ours, ApartError):
         raise click.ClickException(f"{row.name}: {ours}")
-    return Beside(row.name, ours.original.latency.median, ours.fused and ours.fused.latency.median, {
+    fused = None if ours.fused is None else ours.fused.latency.median
+    return Beside(row.name, ours.original.latency.median, fused, {
         mode: str(told).strip().splitlines()[-1] if isinstance(told, ApartError) else told
         for mode, told in torch.items()})
 
@@ -169,9 +170,9 @@ def main(names: str | None, modes: str, database: Path | None, jobs: int, abreas
         if database is not None:
             os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(compile_ahead, rows, asked, jobs, seconds)
+            compiling = pool.submit(compile_ahead, rows, asked, jobs, seconds)
             made = prepare_all(rows, folder, where.gpu, jobs)
-            ahead.result()
+            compiling.result()
         for row in rows:
             if isinstance(made[row.name], str):
                 raise click.ClickException(f"{row.name}: {made[row.name]}")

@@ -34,9 +34,9 @@ from region_times import (
     figure,
     graph,
     options,
+    torch_beside,
     torch_convolution,
     torch_microseconds,
-    with_torch,
 )
 
 from onnxfuse.compiling import source_of
@@ -96,13 +96,14 @@ class DepthwiseCase:
     @property
     def bytes(self) -> int:
         """Of the image, the weights and the result, once each."""
-        window = self.kernel ** len(self.spatial) + 1
+        window: int = self.kernel ** len(self.spatial) + 1
         return 2 * self.channels * (self.batch * (prod(self.spatial) + prod(self.results)) + window)
 
     @property
     def flops(self) -> int:
         """Of all products."""
-        return 2 * self.batch * self.channels * prod(self.results) * self.kernel ** len(self.spatial)
+        window: int = self.kernel ** len(self.spatial)
+        return 2 * self.batch * self.channels * prod(self.results) * window
 
     @property
     def text(self) -> str:
@@ -289,7 +290,8 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     if rate is not None:
         found = [replace(one, floor=one.case.floor(rate, 1e12 * profile.peaks.float32)) for one in found]
-        found = with_torch(found, torch_times) if compare else found
+        times = (torch_beside(found, torch_times) if compare else None) or [None for _ in found]
+        found = [replace(one, torch=time) for one, time in zip(found, times, strict=True)]
     content = {"copy_bytes_per_second": rate, "cases": [asdict(each) for each in found]}
     conclude(show(found), "depthwise", where, content, None if dry_run else out)
 

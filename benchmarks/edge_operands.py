@@ -68,8 +68,10 @@ def text_of(array: np.ndarray) -> str:
     return " ".join(repr(float(value)) if flat.dtype == np.float64 else str(value) for value in flat)
 
 
-def operand(kind: str, values: Sequence[Any], shape: Sequence[int] | None = None, **more: Any) -> Tensor:
-    """An operand of values that the type rounds."""
+def operand(
+    kind: str, values: Sequence[Any] | float, shape: Sequence[int] | None = None, **more: Any
+) -> Tensor:
+    """An operand of values, or of one, that the type rounds."""
     with np.errstate(all="ignore"):
         array = np.array(values, dtype=np.float64 if kind in FLOATS else numpy_type(kind)).astype(numpy_type(kind))
     return Tensor(kind, list(array.shape if shape is None else shape), text_of(array), **more)
@@ -83,7 +85,7 @@ def integers(*values: int) -> Tensor:
 def limits(kind: str) -> tuple[Any, Any]:
     """The lowest and the highest number of a type."""
     if kind in FLOATS:
-        most = float(ml_dtypes.finfo(numpy_type(kind)).max)
+        most = float(ml_dtypes.finfo(numpy_type(kind)).max)  # type: ignore[no-untyped-call]
         return -most, most
     info = np.iinfo(numpy_type(kind))
     return int(info.min), int(info.max)
@@ -94,7 +96,7 @@ def ordinary(kind: str) -> list[Any]:
     lowest, highest = limits(kind)
     if kind not in FLOATS:
         return [lowest, lowest + 1, highest, 0, 1, 2, 3, 7, 100, *([-1, -2, -3, -8, -100] if lowest else [])]
-    tiny = float(ml_dtypes.finfo(numpy_type(kind)).smallest_subnormal)
+    tiny = float(ml_dtypes.finfo(numpy_type(kind)).smallest_subnormal)  # type: ignore[no-untyped-call]
     sides = [0.5, 1.0, 1.5, 2.5, 3.0, 10.0, 50.0, 100.0, 1000.0, 30000.0]
     return [NAN, INF, -INF, highest, lowest, tiny, -tiny, 0.0, -0.0, *sides, *(-side for side in sides)]
 

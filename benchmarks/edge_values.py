@@ -226,7 +226,7 @@ def quantised() -> Iterator[EdgeCase]:
 def one_hot() -> Iterator[EdgeCase]:
     """Of indices that are there and that are not."""
     for kind in ("int64", "int32", "float32"):
-        indices = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5]
+        indices: list[float] = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5]
         if kind == "float32":
             indices += [0.5, 1.7, -0.5, NAN, INF, -INF]
         yield EdgeCase("OneHot", kind, [[operand(kind, indices), operand("int64", [3], constant=True),
@@ -306,10 +306,11 @@ def totals() -> Iterator[EdgeCase]:
     """Running totals along rows and columns, and what a Scatter makes of two numbers."""
     for kind, exclusive, reverse in product((*FLOATS, "int32", "int64"), (0, 1), (0, 1)):
         form = " ".join([*["exclusive"] * exclusive, *["reverse"] * reverse])
-        more = {"attributes": {"exclusive": exclusive, "reverse": reverse}}
-        yield EdgeCase("CumSum", f"rows {form}".strip(), [[row_operands(kind), integers(-1)]], kind, **more)
+        given = {"exclusive": exclusive, "reverse": reverse}
+        yield EdgeCase("CumSum", f"rows {form}".strip(), [[row_operands(kind), integers(-1)]], kind,
+                       attributes=given)
         turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
-        yield EdgeCase("CumSum", f"columns {form}".strip(), [[turned, integers(0)]], kind, **more)
+        yield EdgeCase("CumSum", f"columns {form}".strip(), [[turned, integers(0)]], kind, attributes=given)
     for kind, reduction in product((*FLOATS, "int32", "int64"), ("add", "mul", "max", "min")):
         a, b = both(kind)
         places = operand("int64", [[place] for place in range(a.array().size)], constant=True)

@@ -39,8 +39,8 @@ def seconds(region: Any, profile: Profile, efficiency: float, floor_us: float | 
     if region.schedule in SCHEDULES and not SCHEDULES[region.schedule].cached:
         efficiency *= cost.uncached(region.reads + region.writes, profile)
     first = cost.kernel_time(region.reads, region.writes, region.flops, profile, efficiency=efficiency)
-    return (first + ((region.kernels - 1) * floor + floor - profile.floor_us) * 1e-6
-            + region.scratch / profile.bandwidth)
+    more: float = ((region.kernels - 1) * floor + floor - profile.floor_us) * 1e-6
+    return first + more + float(region.scratch / profile.bandwidth)
 
 
 def planned_efficiency(schedule: str) -> float:

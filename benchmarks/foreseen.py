@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from common import packed, table
@@ -122,7 +122,8 @@ def main(names: str | None, database: Path, target: str, least: float) -> None:
         measurements, notes = find_measurements(resolve_profile(target), path)
         if measurements is None:
             raise click.ClickException("; ".join(notes) or f"nothing was measured on {target}")
-        found, alone = [], []
+        found: list[Any] = []
+        alone: list[Any] = []
         for row in choose(names):
             made = planned(row, target)
             found += foreseen(row.name, made, measurements)

@@ -145,8 +145,9 @@ def convolutions_of(nodes: Iterable[Node], made: Optimised) -> tuple[Convolution
         if shapes is None:
             continue
         rank, given = len(shapes[0]) - 2, node.attributes
+        (first, second, third) = shapes
         found.append(Convolution(
-            *shapes, tuple(given.get("strides") or [1] * rank), tuple(given.get("pads") or [0] * 2 * rank),
+            first, second, third, tuple(given.get("strides") or [1] * rank), tuple(given.get("pads") or [0] * 2 * rank),
             tuple(given.get("dilations") or [1] * rank), given.get("group", 1), TYPES[image.dtype].name))
     return tuple(found)
 

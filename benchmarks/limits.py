@@ -105,7 +105,7 @@ def sizes(count: int) -> onnx.ModelProto:
 def constants(count: int) -> onnx.ModelProto:
     """A Constant for every node that reads one."""
     def step(place: int, a: str, b: str) -> Nodes:
-        value = numpy_helper.from_array(np.float32(place % 7 + 1))
+        value = numpy_helper.from_array(np.array(place % 7 + 1, np.float32))
         return [helper.make_node("Constant", [], [f"c{place}"], value=value),
                 helper.make_node(("Add", "Mul")[place % 2], [a, f"c{place}"], [b])]
 

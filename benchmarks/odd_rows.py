@@ -29,7 +29,8 @@ from processes import apart
 from region_times import machine_options
 from softmax_passes import reading_again
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.schedules import Kernel, make_kernel
 from onnxfuse.schedules.reductions import reduction

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -67,7 +67,7 @@ def optimised(subject: Subject, cache: str, target: str | None, verify: bool) ->
     """Optimise in this process, which has optimised none before."""
     os.environ["ONNXFUSE_CACHE_DIR"] = cache
     Path(cache).mkdir(exist_ok=True)
-    stages: Counter[str] = Counter()
+    stages: dict[str, float] = defaultdict(float)
     start = now = time.perf_counter()
     stage = STAGES[0]
 

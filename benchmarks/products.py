@@ -185,7 +185,7 @@ def prepare(case: ProductCase, profile: Profile, most: int | None = None) -> Pre
                            most)
 
 
-def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float, float | None]]:
+def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float | None, float | None]]:
     """Microseconds of GPU time of PyTorch's bare products, and of those with what follows; run in a process of its
     own."""
     import torch
@@ -200,7 +200,7 @@ def with_torch(results: Sequence[RegionResult[ProductCase]], asked: bool) -> lis
     """The same with PyTorch's times of each case, if it is there and asked for."""
     found = torch_beside(results, torch_times) if asked else None
     return [ProductResult(**vars(result), torch=bare, fused=fused)
-            for result, (bare, fused) in zip(results, found or [(None, None)] * len(results), strict=True)]
+            for result, (bare, fused) in zip(results, found or [(None, None) for _ in results], strict=True)]
 
 
 def _torch_time(case: ProductCase, made: Callable[[ProductCase], Callable[[], Any]]) -> float:

@@ -74,7 +74,7 @@ def _largest(model: onnx.ModelProto, names: list[str], inputs: Mapping[str, NDAr
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(seen.SerializeToString(), options, providers=["CPUExecutionProvider"])
     found = dict(zip([each.name for each in session.get_outputs()], session.run(None, dict(inputs)), strict=True))
-    return {name: float(np.abs((inputs | found)[name].astype(np.float32)).max()) for name in names}
+    return {name: float(np.abs({**inputs, **found}[name].astype(np.float32)).max()) for name in names}
 
 
 def _activation(name: str, largest: Mapping[str, float], constants: dict[str, onnx.TensorProto]

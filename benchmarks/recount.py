@@ -41,7 +41,8 @@ READ_ON_HOST = {
 }
 NARROW = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
           TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
-EXPONENTS = {TensorProto.FLOAT16: 5, TensorProto.BFLOAT16: 8, TensorProto.FLOAT: 8, TensorProto.DOUBLE: 11}
+EXPONENTS: dict[int, int] = {
+    TensorProto.FLOAT16: 5, TensorProto.BFLOAT16: 8, TensorProto.FLOAT: 8, TensorProto.DOUBLE: 11}
 """Bits of a float's exponent; of the rest one is the sign's, and the first digit is not written."""
 INTEGERS = {
     TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.UINT32,
@@ -149,7 +150,7 @@ def unchanged(node: NodeProto, shapes: Shapes, constant: set[str]) -> str | None
             if (operand == 0 or node.op_type in ("Add", "Mul")) and value is not None and shape is not None and (
                     kind in COUNTED and value.size == 1 and value.item() == NEUTRAL[node.op_type]
                     and value.ndim <= len(shape)):
-                return name
+                return str(name)
         return None
     if node.op_type == "Slice":
         names = [name for name in node.input[1:] if name]
@@ -162,7 +163,7 @@ def unchanged(node: NodeProto, shapes: Shapes, constant: set[str]) -> str | None
             size in (1, own) for size, own in zip(sizes.tolist(), shape[len(shape) - len(sizes):], strict=True))
     else:
         return None
-    return node.input[0] if whole else None
+    return str(node.input[0]) if whole else None
 
 
 def exact(source: int, target: int) -> bool:

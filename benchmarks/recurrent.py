@@ -85,7 +85,7 @@ def prepare(case: RecurrentCase, profile: Profile, most: int | None = None) -> P
     return Prepared.fusion(case, lambda region: any(map(recurs, region.nodes)), profile, most)
 
 
-def torch_times(cases: Sequence[RecurrentCase]) -> list[float]:
+def torch_times(cases: Sequence[RecurrentCase]) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's; run in a process of its own."""
     import torch
 

@@ -229,12 +229,13 @@ def torch_beside(
         return None
 
 
-def with_torch(results: Sequence[RegionResult[Any]], asked: bool, times: Callable[[Sequence[Any]], list[float]]
-               ) -> list[TorchResult[Any]]:
+def with_torch(
+    results: Sequence[RegionResult[Any]], asked: bool, times: Callable[[Sequence[Any]], list[float | None]]
+) -> list[TorchResult[Any]]:
     """The same with PyTorch's time of each case, if it is there and ``asked`` for."""
     found = torch_beside(results, times) if asked else None
     return [TorchResult(**vars(result), torch=time)
-            for result, time in zip(results, found or [None] * len(results), strict=True)]
+            for result, time in zip(results, found or [None for _ in results], strict=True)]
 
 
 def conclude(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
+from unittest import mock
 
 import click
 from common import environment, measured_on, table, timing, write_results
@@ -90,12 +91,8 @@ SHAPES = (((4096, 50_257), 1), ((2048, 100_352), 1), ((512, 131_072), 1), ((2, 8
 @contextmanager
 def two_passes() -> Iterator[None]:
     """Kernels that are made within find a row's maximum before they sum."""
-    own = phases.online_sums
-    phases.online_sums = lambda reductions: {}
-    try:
+    with mock.patch.object(phases, "online_sums", lambda reductions: {}):
         yield
-    finally:
-        phases.online_sums = own
 
 
 def reading_again(subject: Subject, sizes: dict[str, int]) -> Kernel:

@@ -330,7 +330,7 @@ def network(model: str, device: str = "cuda") -> nn.Module:
     made: nn.Module = NETWORKS[model]().eval().requires_grad_(False)
     kind = torch.float32 if model.endswith("fp32") else torch.float16
     made = made.to(device=device, dtype=kind)
-    return made.to(memory_format=torch.channels_last) if channels_last(model) else made  # type: ignore[call-overload]
+    return made.to(memory_format=torch.channels_last) if channels_last(model) else made
 
 
 def channels_last(model: str) -> bool:

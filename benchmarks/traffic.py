@@ -52,11 +52,11 @@ class Recounted:
     """A row's bytes outside products, and its kernels, before and after."""
 
     row: str
-    before: int
-    after: int
-    kernels_before: int
-    kernels_after: int
-    products: int
+    before: float
+    after: float
+    kernels_before: float
+    kernels_after: float
+    products: float
     unknown: tuple[str, ...]
 
     @property
@@ -120,7 +120,7 @@ class Comparison:
     fused: tuple[Counted, ...]
     other: Mapping[str, int]
     products: int
-    counted: int
+    counted: float
     l2: int
     missing: tuple[str, ...]
 
@@ -215,7 +215,7 @@ def profile(made: Predicted, folder: str, cache_control: str, seconds: float) ->
 
 def run_once(job: Path) -> None:
     """What ncu looks at: sessions and first runs pass unseen, then one run."""
-    import cupy
+    from cupy.cuda import runtime
 
     from onnxfuse.measuring.machine import find_machine, start_provider
     from onnxfuse.measuring.runner import Runner
@@ -228,11 +228,11 @@ def run_once(job: Path) -> None:
     inputs = hydrate().feeds(json.loads((ZOO / "zoo.json").read_text())[content["model"]], content["sizes"])
     runner = Runner(content["fused"], machine, inputs, {}, fused=True)
     runner.run()
-    machine.synchronise()
-    cupy.cuda.runtime.profilerStart()
+    machine.gpu.synchronise()
+    runtime.profilerStart()
     runner.run()
-    machine.synchronise()
-    cupy.cuda.runtime.profilerStop()
+    machine.gpu.synchronise()
+    runtime.profilerStop()
     click.echo(f"{L2}{machine.gpu.l2_bytes}")
 
 
@@ -261,7 +261,7 @@ def _grid(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def compare(made: Predicted, counted: int, kernels: Sequence[Profiled], l2: int) -> Comparison:
+def compare(made: Predicted, counted: float, kernels: Sequence[Profiled], l2: int) -> Comparison:
     """A row's regions beside what their kernels moved; a region of several kernels is looked at as one."""
     moved: dict[tuple[str, Any], list[Profiled]] = defaultdict(list)
     for kernel in kernels:
@@ -375,7 +375,8 @@ def main(names: str | None, most: float | None, counters: str | None, cache_cont
         made = prepare_all([*rows, *profiled], folder, target or where.gpu, jobs, prepare)
         failures = {name: one for name, one in made.items() if isinstance(one, str)}
         found = [made[row.name].recounted for row in rows if row.name not in failures]
-        ready, compared = [made[row.name] for row in profiled if row.name not in failures], []
+        ready = [made[row.name] for row in profiled if row.name not in failures]
+        compared: list[Any] = []
         if dry_run:
             for one in ready:
                 click.echo(working_set(one.predicted))

@@ -50,7 +50,8 @@ class TransposedCase:
     @property
     def flops(self) -> int:
         """Of the products."""
-        return 2 * self.batch * prod(self.sides) * self.read * self.written * self.size ** len(self.sides)
+        window: int = self.size ** len(self.sides)
+        return 2 * self.batch * prod(self.sides) * self.read * self.written * window
 
     @property
     def text(self) -> str:
@@ -95,7 +96,7 @@ def prepare(case: TransposedCase, profile: Profile, most: int | None = None) -> 
     return Prepared.fusion(case, lambda region: any(map(is_transposed_convolution, region.nodes)), profile, most)
 
 
-def torch_times(cases: Sequence[TransposedCase]) -> list[float]:
+def torch_times(cases: Sequence[TransposedCase]) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's; run in a process of its own."""
     import torch
 
