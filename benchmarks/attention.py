@@ -21,7 +21,16 @@ from typing import Any
 
 import numpy as np
 from common import table
-from region_times import NAMED, Prepared, RegionResult, figure, torch_beside, torch_microseconds, typed_command
+from region_times import (
+    NAMED,
+    Prepared,
+    RegionResult,
+    each_within,
+    figure,
+    torch_beside,
+    torch_microseconds,
+    typed_command,
+)
 
 from onnxfuse.planning.costs.hardware import Profile
 from onnxfuse.schedules.attentions.attention import Attention
@@ -180,13 +189,13 @@ def prepare(case: AttentionCase, profile: Profile, most: int | None = None) -> P
     return Prepared.fusion(case, lambda region: region.kernel.schedule == Attention.name, profile, most)
 
 
-def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
+def torch_times(cases: Sequence[AttentionCase], seconds: float) -> list[dict[str, float]]:
     """Microseconds of GPU time of PyTorch's backends, of those that take each case; run in a process of its own."""
     import torch
 
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
-    return [{} if case.kept or case.capped else _torch_times(case) for case in cases]
+    return each_within(cases, lambda case: {} if case.kept or case.capped else _torch_times(case), seconds, {})
 
 
 def _torch_times(case: AttentionCase) -> dict[str, float]:
@@ -220,9 +229,9 @@ def _torch_times(case: AttentionCase) -> dict[str, float]:
     return found
 
 
-def with_torch(results: Sequence[RegionResult[AttentionCase]], asked: bool) -> list[AttentionResult]:
-    """The same with PyTorch's fastest backend of each, if it is there and asked for."""
-    times = (torch_beside(results, torch_times) if asked else None) or [{} for _ in results]
+def with_torch(results: Sequence[RegionResult[AttentionCase]], seconds: float) -> list[AttentionResult]:
+    """The same with PyTorch's fastest backend of each, if it is there and there are ``seconds`` for it."""
+    times = (torch_beside(results, torch_times, seconds) if seconds > 0 else None) or [{} for _ in results]
     best = [min(found, key=lambda name: found[name], default="") for found in times]
     return [AttentionResult(**vars(result), torch=found.get(name), backend=name)
             for result, found, name in zip(results, times, best, strict=True)]

@@ -133,7 +133,7 @@ def show(found: list[RegionResult[CacheCase]]) -> tuple[str, bool]:
                  lines), passes
 
 
-main = typed_command(__doc__, "caches", cases_of, prepare, lambda found, asked: found, show)
+main = typed_command(__doc__, "caches", cases_of, prepare, lambda found, seconds: found, show)
 
 
 if __name__ == "__main__":

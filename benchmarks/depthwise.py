@@ -31,6 +31,7 @@ from region_times import (
     chosen,
     conclude,
     copy_rate,
+    each_within,
     figure,
     graph,
     options,
@@ -226,10 +227,10 @@ def measure(case: DepthwiseCase, profile: Profile, dry_run: bool) -> DepthwiseRe
     return DepthwiseResult(case, predicted, own.microseconds, times, errors)
 
 
-def torch_times(cases: Sequence[DepthwiseCase]) -> list[float | None]:
+def torch_times(cases: Sequence[DepthwiseCase], seconds: float) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's convolutions, channels-last; run in a process of its own."""
     warnings.simplefilter("ignore")
-    return [_torch_time(case) for case in cases]
+    return each_within(cases, _torch_time, seconds, None)
 
 
 def _torch_time(case: DepthwiseCase) -> float | None:

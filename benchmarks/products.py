@@ -29,6 +29,7 @@ from region_times import (
     RegionResult,
     TorchResult,
     compared,
+    each_within,
     figure,
     torch_beside,
     torch_microseconds,
@@ -185,20 +186,23 @@ def prepare(case: ProductCase, profile: Profile, most: int | None = None) -> Pre
                            most)
 
 
-def torch_times(cases: Sequence[ProductCase]) -> list[tuple[float | None, float | None]]:
+def torch_times(cases: Sequence[ProductCase], seconds: float) -> list[tuple[float | None, float | None]]:
     """Microseconds of GPU time of PyTorch's bare products, and of those with what follows; run in a process of its
     own."""
     import torch
 
     warnings.simplefilter("ignore")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    return [(_torch_time(case, _bare), _torch_time(case, _fused) if case.follows in ("gelu", "residual") else None)
-            for case in cases]
+    return each_within(cases, _torch_both, seconds, (None, None))
 
 
-def with_torch(results: Sequence[RegionResult[ProductCase]], asked: bool) -> list[ProductResult]:
-    """The same with PyTorch's times of each case, if it is there and asked for."""
-    found = torch_beside(results, torch_times) if asked else None
+def _torch_both(case: ProductCase) -> tuple[float | None, float | None]:
+    return _torch_time(case, _bare), _torch_time(case, _fused) if case.follows in ("gelu", "residual") else None
+
+
+def with_torch(results: Sequence[RegionResult[ProductCase]], seconds: float) -> list[ProductResult]:
+    """The same with PyTorch's times of each case, if it is there and there are ``seconds`` for it."""
+    found = torch_beside(results, torch_times, seconds) if seconds > 0 else None
     return [ProductResult(**vars(result), torch=bare, fused=fused)
             for result, (bare, fused) in zip(results, found or [(None, None) for _ in results], strict=True)]
 

@@ -17,7 +17,17 @@ from functools import partial
 from statistics import geometric_mean
 
 from common import table
-from region_times import HEAD, NAMED, Prepared, TorchResult, compared, torch_microseconds, typed_command, with_torch
+from region_times import (
+    HEAD,
+    NAMED,
+    Prepared,
+    TorchResult,
+    compared,
+    each_within,
+    torch_microseconds,
+    typed_command,
+    with_torch,
+)
 
 from onnxfuse.operators.classes import recurs
 from onnxfuse.planning.costs.hardware import Profile
@@ -85,21 +95,21 @@ def prepare(case: RecurrentCase, profile: Profile, most: int | None = None) -> P
     return Prepared.fusion(case, lambda region: any(map(recurs, region.nodes)), profile, most)
 
 
-def torch_times(cases: Sequence[RecurrentCase]) -> list[float | None]:
+def torch_times(cases: Sequence[RecurrentCase], seconds: float) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's; run in a process of its own."""
     import torch
 
     warnings.simplefilter("ignore")
     torch.backends.cudnn.allow_tf32 = True
 
-    def time(case: RecurrentCase) -> float:
+    def time(case: RecurrentCase) -> float | None:
         kind = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
         layer = getattr(torch.nn, case.op)(case.inputs, case.units, bidirectional=case.both, **kind)
         x = torch.randn(case.steps, case.batch, case.inputs, **kind)
         with torch.no_grad():
             return torch_microseconds(lambda turn: layer(x), 1)
 
-    return [time(case) for case in cases]
+    return each_within(cases, time, seconds, None)
 
 
 def show(found: list[TorchResult[RecurrentCase]]) -> tuple[str, bool]:

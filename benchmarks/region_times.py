@@ -38,6 +38,9 @@ NAMED = {"float16": "float16", "bfloat16": "bfloat16", "float": "float32"}
 RUNS = 24
 """Runs of PyTorch's that are timed."""
 
+STARTING, MOST = 60.0, 3600.0
+"""Seconds that PyTorch may take to start, and to be timed where no fewer are asked."""
+
 DRAWN, SCALE = 1 << 16, 0.02
 """How many numbers of constants are drawn, which repeat, and how large they are."""
 
@@ -219,21 +222,28 @@ def torch_microseconds(run: Callable[[int], object], sets: int) -> float:
 
 
 def torch_beside(
-    results: Sequence[RegionResult[Case]], times: Callable[[Sequence[Case]], list[Found]]
+    results: Sequence[RegionResult[Case]], times: Callable[[Sequence[Case], float], list[Found]], seconds: float = inf
 ) -> list[Found] | None:
-    """What ``times`` says of PyTorch for each case, asked in a process of its own; None where PyTorch is not there."""
+    """What ``times`` says of PyTorch for each case within so many seconds, asked in a process of its own; None where
+    PyTorch is not there."""
     try:
-        return apart(times, [result.case for result in results])
+        return apart(times, [result.case for result in results], seconds, seconds=min(seconds, MOST) + STARTING)
     except ApartError as error:
         click.echo(f"  PyTorch: {error}", err=True)
         return None
 
 
+def each_within(cases: Iterable[Case], time_of: Callable[[Case], Found], seconds: float, nothing: Found) -> list[Found]:
+    """What is timed of each case; ``nothing`` of those that come once so many seconds are over."""
+    until = time.monotonic() + seconds
+    return [time_of(case) if time.monotonic() < until else nothing for case in cases]
+
+
 def with_torch(
-    results: Sequence[RegionResult[Any]], asked: bool, times: Callable[[Sequence[Any]], list[float | None]]
+    results: Sequence[RegionResult[Any]], seconds: float, times: Callable[[Sequence[Any], float], list[float | None]]
 ) -> list[TorchResult[Any]]:
-    """The same with PyTorch's time of each case, if it is there and ``asked`` for."""
-    found = torch_beside(results, times) if asked else None
+    """The same with PyTorch's time of each case, if it is there and there are ``seconds`` for it."""
+    found = torch_beside(results, times, seconds) if seconds > 0 else None
     return [TorchResult(**vars(result), torch=time)
             for result, time in zip(results, found or [None for _ in results], strict=True)]
 
@@ -255,7 +265,7 @@ def typed_command(
     what: str,
     cases: Callable[[str], Sequence[Any]],
     prepare: Callable[[Any, Profile, int | None], Prepared[Any]],
-    beside: Callable[[list[RegionResult[Any]], bool], list[Compared]],
+    beside: Callable[[list[RegionResult[Any]], float], list[Compared]],
     show: Callable[[list[Compared]], tuple[str, bool]],
 ) -> click.Command:
     """The command line of a benchmark whose cases come in types of ``NAMED``.
@@ -263,7 +273,7 @@ def typed_command(
     Args:
         doc: the benchmark's own; what: the name of its results.
         cases: those of a type, if any; prepare: one, for a GPU, by so many ways.
-        beside: results with PyTorch's times, or without.
+        beside: results with PyTorch's times as far as there are seconds for them, none where these are 0.
         show: the table, and whether it passes.
     """
     @click.command(help=doc.split("\n\n")[0])
@@ -273,16 +283,21 @@ def typed_command(
                   help="Only the N generated ways of a case that come first, and what libraries have; all by default.")
     @click.option("--type", "named", type=click.Choice([name for kind, name in NAMED.items() if cases(kind)]),
                   default="float16", show_default=True, help="Of inputs, weights and results.")
+    @click.option("--within", type=click.FloatRange(min=0), default=inf, show_default="no limit", metavar="SECONDS",
+                  help="Time no case once so many are over, nor PyTorch's; what was timed until then is written.")
     def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ways: int | None, named: str,
-             out: Path) -> None:
+             within: float, out: Path) -> None:
+        until = time.monotonic() + within
         kind = next(kind for kind, each in NAMED.items() if each == named)
         where = apart(environment) if dry_run else measured_on("--dry-run")
         profile = resolve_profile(target or where.gpu or "H100")
         prepared = [prepare(case, profile, ways) for case in meant(names, cases(kind), attrgetter("name"))]
         if not dry_run:
             compile_all(prepared)
-        found = beside(chosen(None, prepared, lambda each: each.case.name, lambda each: each.timed(dry_run)),
-                       compare and not dry_run)
+        timed = chosen(None, prepared, lambda each: each.case.name,
+                       lambda each: each.timed(dry_run) if time.monotonic() < until else None)
+        found = beside([each for each in timed if each is not None],
+                       until - time.monotonic() if compare and not dry_run else 0.0)
         content = {"cases": [asdict(each) for each in found]}
         conclude(show(found), what if named == "float16" else f"{what}-{named}", where, content,
                  None if dry_run else out)

@@ -19,7 +19,17 @@ from statistics import geometric_mean
 from typing import Any
 
 from common import table
-from region_times import HEAD, NAMED, Prepared, TorchResult, compared, torch_microseconds, typed_command, with_torch
+from region_times import (
+    HEAD,
+    NAMED,
+    Prepared,
+    TorchResult,
+    compared,
+    each_within,
+    torch_microseconds,
+    typed_command,
+    with_torch,
+)
 
 from onnxfuse.operators.classes import is_transposed_convolution
 from onnxfuse.planning.costs.hardware import Profile
@@ -96,16 +106,16 @@ def prepare(case: TransposedCase, profile: Profile, most: int | None = None) -> 
     return Prepared.fusion(case, lambda region: any(map(is_transposed_convolution, region.nodes)), profile, most)
 
 
-def torch_times(cases: Sequence[TransposedCase]) -> list[float | None]:
+def torch_times(cases: Sequence[TransposedCase], seconds: float) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's; run in a process of its own."""
     import torch
 
     warnings.simplefilter("ignore")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    return [_torch_time(case) for case in cases]
+    return each_within(cases, _torch_time, seconds, None)
 
 
-def _torch_time(case: TransposedCase) -> float:
+def _torch_time(case: TransposedCase) -> float | None:
     import torch
 
     axes = len(case.sides)

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
     assert split.own.endswith("_split") and split.case.flops == 4 * 32 * 2049 * 64
     few = attention.prepare(attention.CASES[9], profile, most=2).timed(dry_run=True)
     assert [*few.ways] == [*split.ways][:2]
-    (plain,) = attention.with_torch([split], asked=False)
+    (plain,) = attention.with_torch([split], 0)
     timed = replace(plain, torch=10.0, backend="flash", ways={"a": 12.0, "b": 11.0})
     text, passes = attention.show([timed])
     assert timed.best == "b" and " 1.10 |" in text and not passes
@@ -164,7 +165,7 @@ def test_products_that_are_timed_are_one_kernel(name: str, tflops: float) -> Non
     libraries = [way for way in found.ways if not way.startswith("product_")]
     assert [*few.ways] == [way for way in found.ways if way in (found.own, *libraries)]
     assert case.flops == pytest.approx(tflops * 1e9, rel=0.05)
-    (plain,) = products.with_torch([found], asked=False)
+    (plain,) = products.with_torch([found], 0)
     timed = replace(plain, torch=10.0, ways={"a": 12.0, "b": 11.0}, case=replace(case, follows="relu"))
     text, passes = products.show([timed])
     assert " 1.10 |" in text and passes and not products.show([replace(timed, torch=9.0)])[1]
@@ -180,6 +181,30 @@ def test_bare_products_are_held_beside_the_runtime_and_ours_beside_the_library(
     assert good is passes
     assert f"take {10 / library:.3f} times as long as cuBLASLt's best" in text
     assert f"take {min(10, library) / runtime:.3f} times as long as ONNX Runtime's" in text
+
+
+def test_no_case_is_timed_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor PyTorch's: what there is is written."""
+    monkeypatch.setattr("region_times.measured_on", lambda *_: products_environment())
+    timer = FakeTimer(lambda name: 4.0)
+    monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
+    monkeypatch.setattr(products, "torch_beside", lambda *_: pytest.fail("too late"))
+    found = CliRunner().invoke(products.main, ["--cases", "bert 8:128 up", "--ways", "1", "--within", "0", "--out",
+                                               str(tmp_path)])
+    assert not timer.timed and found.exit_code == 0, found.output
+    (written,) = tmp_path.glob("*.json")
+    assert json.loads(written.read_text())["cases"] == []
+
+
+def products_environment() -> object:
+    """Of a GPU that is not here."""
+    return importlib.import_module("common").Environment("2026-11-30", "NVIDIA H200", "1", "13.0", {}, None)
+
+
+def test_only_some_are_timed_within_the_time() -> None:
+    each_within = importlib.import_module("region_times").each_within
+    waited = each_within([0.0, 0.2, 0.0], lambda case: time.sleep(case) or 1, 0.1, None)
+    assert waited == [1, 1, None]
 
 
 def test_what_the_runtime_has_no_kernel_for_is_timed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
