@@ -134,7 +134,7 @@ def main(names: str | None, repeats: int, target: str | None, out: Path) -> None
             try:
                 one = measure(row, folder, target or where.gpu, architecture, repeats)
             except ApartError as error:
-                errors.append(f"{row.name}: {str(error).strip().splitlines()[-1]}")
+                errors.append(f"{row.name}: {error.brief}")
                 click.echo(f"  {row.name}: {error}", err=True)
                 continue
         found.append(one)

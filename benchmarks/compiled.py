@@ -102,7 +102,7 @@ def compile_ahead(rows: Sequence[Row], modes: Sequence[str], jobs: int, seconds:
         for waiting in [pool.submit(apart, torch_wall, row, mode, seconds=seconds)
                         for row in rows for mode in modes if mode != "eager"]:
             if isinstance(error := waiting.exception(), ApartError):
-                click.echo(f"  PyTorch, ahead: {str(error).strip().splitlines()[-1]}", err=True)
+                click.echo(f"  PyTorch, ahead: {error.brief}", err=True)
 
 
 def compare(made: Sequence[PreparedRow], modes: Sequence[str], turns: Turns) -> list[Beside]:
@@ -114,7 +114,7 @@ def compare(made: Sequence[PreparedRow], modes: Sequence[str], turns: Turns) -> 
         subject, mode = turn.arguments
         row, way = (subject.row, OURS) if turn.function is measure else (subject, mode)
         told[row.name, way] = answer
-        words = str(answer).strip().splitlines()[-1] if isinstance(answer, ApartError) else "timed"
+        words = answer.brief if isinstance(answer, ApartError) else "timed"
         click.echo(f"  {row.name}, {way}: {words}  [{seconds:.1f} s]", err=True)
     return [_beside(each.row, told[each.row.name, OURS], {mode: told[each.row.name, mode] for mode in modes})
             for each in made]
@@ -126,8 +126,7 @@ def _beside(row: Row, ours: BenchResult | ApartError, torch: Mapping[str, float 
         raise click.ClickException(f"{row.name}: {ours}")
     fused = None if ours.fused is None else ours.fused.latency.median
     return Beside(row.name, ours.original.latency.median, fused, {
-        mode: str(told).strip().splitlines()[-1] if isinstance(told, ApartError) else told
-        for mode, told in torch.items()})
+        mode: told.brief if isinstance(told, ApartError) else told for mode, told in torch.items()})
 
 
 def show(found: Sequence[Beside], modes: Sequence[str]) -> tuple[str, bool]:

@@ -285,7 +285,7 @@ def main(only: str | None, dtypes: tuple[str, ...], megabytes: str, target: str 
         try:
             rate, measured = apart(measure, name, dtypes, sizes, target or where.gpu)
         except ApartError as error:
-            errors.append(f"{name}: {str(error).strip().splitlines()[-1]}")
+            errors.append(f"{name}: {error.brief}")
             click.echo(f"  {name}: {error}", err=True)
             continue
         rates.append(rate)

@@ -116,7 +116,7 @@ def measured(subjects: Iterable[Subject], folder: str, target: str | None, how: 
             try:
                 found.append((subject, future.result()))
             except ApartError as error:
-                errors.append(f"{subject.name}: {str(error).strip().splitlines()[-1]}")
+                errors.append(f"{subject.name}: {error.brief}")
                 click.echo(f"  {errors[-1]}", err=True)
             else:
                 click.echo(f"  {subject.name}: {found[-1][1][WAYS[0]].seconds:.1f} s", err=True)

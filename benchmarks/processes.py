@@ -38,6 +38,11 @@ OVER = "not measured: the time for all was over"
 class ApartError(Exception):
     """Work in a process of its own failed; the message says how."""
 
+    @property
+    def brief(self) -> str:
+        """The last line of it."""
+        return str(self).strip().splitlines()[-1]
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -88,7 +93,7 @@ class Turns:
             yield turn, answer, self._ended(process, 0 if isinstance(answer, ApartError) else PATIENCE)
         for turn, process in list(self._working.values()):
             if process.until <= time.monotonic():
-                yield turn, ApartError(f"it took more than {self.seconds:.0f} s"), self._ended(process, patience=0)
+                yield turn, ApartError(f"it took more than {self.seconds:.0f} s"), self._ended(process, 0)
 
     def _answer(self, process: _Process, until: float) -> Any:
         """What one has that said something; its turn, if it is ready."""
@@ -104,7 +109,7 @@ class Turns:
         except ApartError as error:
             return error
 
-    def _ended(self, process: _Process, patience: float = PATIENCE) -> float:
+    def _ended(self, process: _Process, patience: float) -> float:
         del self._working[process.connection]
         return process.end(patience)
 

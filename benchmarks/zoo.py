@@ -409,8 +409,10 @@ def _outcomes(rows: Sequence[Row], made: Mapping[str, PreparedRow | str], settin
     for turn, answer, seconds in turns.taken([Turn(measure, (each, settings)) for each in prepared
                                               if isinstance(each, PreparedRow)]):
         outcome = _unmeasured(turn.arguments[0].row, turn.arguments[0])
-        failed = isinstance(answer, ApartError)
-        outcome = replace(outcome, **{"error": str(answer).strip()} if failed else {"result": answer})
+        if isinstance(answer, ApartError):
+            outcome = replace(outcome, error=str(answer).strip())
+        else:
+            outcome = replace(outcome, result=answer)
         ratio = outcome.ratio("gpu") or outcome.ratio("wall") or outcome.error
         click.echo(f"  {outcome.row.name}: {ratio}  [{seconds:.1f} s]", err=True)
         yield outcome

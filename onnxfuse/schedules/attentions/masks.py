@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load
-from onnxfuse.lowering.tensor_map import MOST_RANK
 from onnxfuse.schedules.attentions.parts import AttentionParts
 from onnxfuse.schedules.attentions.shape import GROUP_ROWS
 from onnxfuse.schedules.kernel import vector_loads, walk
-from onnxfuse.schedules.products.maps import FIRST, Mapped, extent, is_of_batch, steps_of
+from onnxfuse.schedules.products.maps import FIRST, Mapped, is_of_batch, laid, steps_of
 
 KEYS, QUERIES = "@k", "@m"
 
@@ -58,26 +57,19 @@ def mask_of(parts: AttentionParts, planned: Mapping[str, int]) -> MaskTiles | No
 def _tiles(parts: AttentionParts, load: Load, planned: Mapping[str, int]) -> MaskTiles | None:
     """A load as such a mask; None where it is of another type, on conditions, or lies otherwise."""
     puller, space = parts.puller, parts.puller.space
-    steps = steps_of(puller, load.offset) if load.dtype == parts.operand and not load.conditions else None
-    if steps is None or steps.get(KEYS) != 1 or FIRST in steps or len(steps) > MOST_RANK:
+    steps = steps_of(puller, load.offset) if load.dtype == parts.operand else None
+    if steps is None or FIRST in steps:
         return None
     digits = {name: digit for name in steps if (digit := space.variable(name)) is not None and digit.base == QUERIES}
     rows = [name for name, digit in digits.items() if digit.step == 1]
-    others = sorted(steps.keys() - {KEYS, *rows})
-    if len(rows) != 1 or not all(name in digits or is_of_batch(puller, name) for name in others):
+    operand = laid(puller, load, (KEYS, rows[0]), beside=digits) if len(rows) == 1 else None
+    if operand is None or not operand.divides(planned):
         return None
-    own = digits[rows[0]]
-    period = None if own.top else own.size
+    period = None if digits[rows[0]].top else digits[rows[0]].size
     if period is None and len(digits) > 1:
         return None  # something else changes with queries that are all in a row
-    axes = (KEYS, rows[0], *others)
-    sizes = [extent(puller, name) for name in axes]
-    strides = tuple(steps[name] for name in axes[1:])
-    if not all(size is not None for size in sizes) or any((stride * -1).non_negative() for stride in strides):
-        return None
-    operand = Mapped(load.input, load.dtype, axes, strides, tuple(size or dim(0) for size in sizes), across=False)
     whole = period is None or not period.symbols <= planned.keys() or period.evaluate(planned) % GROUP_ROWS == 0
-    return MaskTiles(load, operand, period) if operand.divides(planned) and whole else None
+    return MaskTiles(load, operand, period) if whole else None
 
 
 def mask_of_keys(parts: AttentionParts) -> Load | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -101,7 +100,7 @@ class SpecialisedAttentionText(TogetherText):
             "T* const query_tiles = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
             "T* const key_tiles = query_tiles + rows * (key_place / keys);",
             "T* const value_tiles = key_tiles + stages * key_place;",
-            *(["constexpr int mask_place = 64 * ((keys + of::panel - 1) / of::panel * of::panel);",
+            *([f"constexpr int mask_place = {GROUP_ROWS} * ((keys + of::panel - 1) / of::panel * of::panel);",
                "T* const mask_tiles = value_tiles + stages * value_place;"] if self.mask else []),
             f"of::Arrivals* const keys_here = reinterpret_cast<of::Arrivals*>({behind});",
             "of::Arrivals* const keys_met = keys_here + stages;",
@@ -184,7 +183,7 @@ class SpecialisedAttentionText(TogetherText):
         if self.mask is None:
             return []
         writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1))
-        places = [writer.index(symbol(axis)) for axis in self.mask.operand.axes[1:]]
+        places = self.mask.operand.others_at(writer, after=1)
         coordinates = ", ".join(f"(int)({one})" for one in ("start + panel", *places))
         return unrolled("int each = 0; each < groups; ++each", [
             f"const idx m = first + each * {GROUP_ROWS};",

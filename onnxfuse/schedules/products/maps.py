@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, symbol
@@ -124,19 +124,20 @@ def all_mapped(parts: ProductParts, found: Sequence[Mapped | None], planned: Map
     return operands if alike and not transposed and not parts.has_zeros else []
 
 
-def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False) -> Mapped | None:
+def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False, beside: Collection[str] = ()
+         ) -> Mapped | None:
     """What is read as it lies, as a tensor in memory: along the first of two loops side by side, by rows along the
-    second, and by the batch ``@b``; None where it lies otherwise, or is computed."""
+    second, and by the batch ``@b`` and variables ``beside``; None where it lies otherwise, or is computed."""
     if not isinstance(scalar, Load) or scalar.conditions or scalar.dtype not in KINDS:
         return None
     steps = steps_of(puller, scalar.offset)
     if steps is None or not set(loops) <= steps.keys() or len(steps) > MOST_RANK or steps[loops[0]] != 1:
         return None
-    batch = sorted(steps.keys() - set(loops))
-    if not all(name == FIRST or is_of_batch(puller, name) for name in batch):
+    others = sorted(steps.keys() - set(loops))
+    if not all(name == FIRST or name in beside or is_of_batch(puller, name) for name in others):
         return None
-    axes = (*loops, *batch)
-    sizes = [dim(2) if name == FIRST else extent(puller, name) for name in axes]
+    axes = (*loops, *others)
+    sizes = [dim(2) if name == FIRST else _extent(puller, name) for name in axes]
     strides = tuple(steps[name] for name in axes[1:])
     width = PIECE_BYTES // TYPES[scalar.dtype].size
     if any((stride * -1).non_negative() or (stride.value or 0) % width for stride in strides):
@@ -166,7 +167,7 @@ def is_of_batch(puller: Puller, name: str) -> bool:
     return digit is not None and digit.base == "@b"
 
 
-def extent(puller: Puller, name: str) -> Dim | None:
+def _extent(puller: Puller, name: str) -> Dim | None:
     """How many values a loop variable has."""
     space = puller.space
     if name in space.extents:
