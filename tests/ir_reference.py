@@ -64,7 +64,7 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "mish": _own("Mish"), "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "sqrt": np.sqrt,
     "power_half": lambda x: np.where(x == -np.inf, np.inf, np.sqrt(x)),
     "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "tanh_approximate": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": _own("Erf"), "sigmoid": _own("Sigmoid"),
     "softplus": _own("Softplus"), "relu": lambda x: np.maximum(x, x.dtype.type(0)), "floor": np.floor, "ceil": np.ceil,
     "round": np.round, "sign": _own("Sign"), "isnan": np.isnan, "isinf": np.isinf, "ispinf": np.isposinf,

@@ -279,6 +279,6 @@ def test_a_soft_cap_takes_one_factor_and_leaves_the_other_to_the_powers(mask: st
         made, sizes = attention(text, planned=PLANNED), {"B": 1, "H": 2, "S": 70, "K": 150}
     for choice in ways(made):
         source = told(made, choice, PLANNED).kernel.source
-        assert "of::quick_tanh(mul" in source and "reciprocal" not in source.partition("quick_tanh(mul")[2][:200]
+        assert "of::tanh_approximate(mul" in source and "reciprocal" not in source.partition("tanh_approximate(mul")[2][:200]
         assert "by = 32.0f * Powers::log2_e" in source
     checked(made, random_inputs(made, sizes), planned=PLANNED if not mask else {"B": 1, "S": 200, "K": 300}, length=150)

@@ -105,8 +105,8 @@ class Sort(Enum):
 class Function:
     """A scalar function: its text over operands ``{0}``, ``{1}``, ... in floating point and in integers (None where
     it has no meaning there), its sort, a quicker text whose error is far under the rounding of float16 and bfloat16,
-    for results declared in one of them, ``{type}``, and about how many ``instructions`` it takes in float32, of
-    sm_90's machine code, 1 where these are ten or fewer."""
+    for results declared in one of them, and about how many ``instructions`` it takes in float32, of sm_90's machine
+    code, 1 where these are ten or fewer."""
 
     floating: str | None
     integer: str | None = None
@@ -145,8 +145,9 @@ FUNCTIONS: dict[str, Function] = {
     "exp": _unary("exp", quick=True),
     "quick_exp": _unary("quick_exp"),
     "exp_difference": Function("of::exp_difference({0}, {1})", None),
-    "gelu": Function("of::gelu({0})", narrow="of::quick_gelu<{type}>({0})", instructions=24),
-    "gelu_tanh": Function("of::gelu_tanh({0})", narrow="of::quick_gelu_tanh<{type}>({0})", instructions=30),
+    "tanh_approximate": _unary("tanh_approximate"),
+    "gelu": _unary("gelu", 12, quick=True),
+    "gelu_tanh": _unary("gelu_tanh", 30, quick=True),
     "mish": _unary("mish", 30),
     "expm1": _unary("expm1", 28),
     "log": _unary("log", 26),

@@ -425,7 +425,7 @@ class Writer:
         if function.narrow is not None and TYPES[scalar.dtype].is_narrow and kind.is_narrow:
             template = function.narrow
         assert template is not None, scalar.function
-        return template.format(*operands, type=TYPES[scalar.dtype].storage)
+        return template.format(*operands)
 
 
 def _innermost(scopes: Sequence[Scope]) -> Scope:

@@ -15,7 +15,7 @@ from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attentions import tf32
 from onnxfuse.schedules.attentions.parts import AttentionParts, Stored
-from onnxfuse.schedules.attentions.softmax import POWERS, begun, each_row, maxima, powers, unscaled
+from onnxfuse.schedules.attentions.softmax import POWERS, begun, by_instruction, each_row, maxima, powers, unscaled
 from onnxfuse.schedules.attentions.visible import Visible
 from onnxfuse.schedules.attentions.visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -53,7 +53,8 @@ class AttentionText:
     """Whether a factor of all scores goes to the exponent."""
 
     def __init__(self, parts: AttentionParts, sizes: Mapping[str, str]) -> None:
-        self.parts, self.factor = unscaled(parts) if self.scales else (parts, 1.0)
+        whole, self.factor = unscaled(parts) if self.scales else (parts, 1.0)
+        self.parts = by_instruction(whole)
         self.sizes = Sizes(sizes)
         size = self._writer(parts.accesses[0].lanes).size
         self.extents = {name: size(extent) for name, extent in (

@@ -115,9 +115,7 @@ OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f, x > 0.0 ? 1.0 : x <
 // pow(x, 0.5), which is no square root of -infinity and -0.
 OF_FUNCTION(power_half, x == -OF_INFINITY ? OF_INFINITY : ::sqrtf(x + 0.0f),
             x == -(double)OF_INFINITY ? (double)OF_INFINITY : ::sqrt(x + 0.0))
-// x times the distribution function of the normal distribution at x.
-OF_FUNCTION(gelu, x * (0.5f * (1.0f + ::erff(x * 0.70710678f))), x * (0.5 * (1.0 + ::erf(x * 0.70710678118654752))))
-// The same by the hyperbolic tangent: (1 + tanh u) / 2 is sigmoid(2u).
+// x times about the distribution function of the normal distribution at x: (1 + tanh u) / 2 is sigmoid(2u).
 OF_FUNCTION(gelu_tanh, x * sigmoid((x + x * x * x * 0.044715f) * 1.59576912f),
             x * sigmoid((x + x * x * x * 0.044715) * 1.5957691216057308))
 // exp where results far under one need no relative accuracy: the error grows with |x|, to 1e-6 at -20.
@@ -140,6 +138,26 @@ __device__ __forceinline__ float exp_difference(float a, float b) {
   const float most = ::fabsf(b) < 1073741824.0f ? b * log2_e : OF_INFINITY * 0.0f;
   return exp2_approximate(::fmaf(a, log2_e, -most));
 }
+
+// c0 + c1 * x + c2 * x * x + ...
+__device__ __forceinline__ float polynomial(float, float c) { return c; }
+template <typename... More> __device__ __forceinline__ float polynomial(float x, float c, More... more) {
+  return ::fmaf(x, polynomial(x, more...), c);
+}
+// x times a share of it, of which 2 ^ exponent is what is left at -|x| (and, to one, at |x|): a tail is accurate relative
+// to itself.  The exponents are polynomials that minimise the largest error up to 5.6, where what is left is 1e-8.  Past
+// that they fall for ever.
+__device__ __forceinline__ float weighed(float x, float exponent) {
+  const float tail = exp2_approximate(exponent);
+  return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+// x times the distribution function of the normal distribution at x.  Of one, 1e-7 is off, as one and the error function
+// summed up in float32 are; of tails, which these lose, 2e-3 at most.
+__device__ __forceinline__ float gelu(float x) {
+  return weighed(x, polynomial(::fabsf(x), -0.99999994f, -1.15110826f, -0.459180027f, -0.0525944047f, 0.00722545618f,
+                               -0.00027631555f, -0.000122428057f, 2.47960561e-05f, -1.53310316e-06f));
+}
+__device__ __forceinline__ double gelu(double x) { return x * (0.5 * (1.0 + ::erf(x * 0.70710678118654752))); }
 
 // x * tanh(log(1 + exp(x))): with n = e * (e + 2), e = exp(x), the hyperbolic tangent is n / (n + 2).  From 20 (in
 // double, 40) on it rounds to one.
@@ -190,32 +208,14 @@ template <int width> __device__ __forceinline__ Vector<__half, width> pack_silu(
   }
   return vector;
 }
-// c0 + c1 * x + c2 * x * x + ...
-__device__ __forceinline__ float polynomial(float, float c) { return c; }
-template <typename... More> __device__ __forceinline__ float polynomial(float x, float c, More... more) {
-  return ::fmaf(x, polynomial(x, more...), c);
+// Of both functions' tails 1.1e-4 is off up to 4, and less than 1e-8 of x from there on.
+__device__ __forceinline__ float quick_gelu(float x) {
+  return weighed(x, polynomial(::fabsf(x), -1.0001558f, -1.1487031f, -0.46511379f, -0.047522351f, 0.0056205131f,
+                               -0.00029983831f));
 }
-// x times a share of it, of which 2 ^ exponent is what is left at -|x| (and, to one, at |x|): each tail is accurate
-// relative to itself.  The exponents are polynomials that minimise the largest relative error: 8e-5 where halves have all
-// their digits, 2e-4 up to 3 and 2e-3 at 13 for bfloat16, whose tails reach as far.  Past that they fall for ever.
-__device__ __forceinline__ float weighed(float x, float exponent) {
-  const float tail = exp2_approximate(exponent);
-  return x * (x < 0.0f ? tail : 1.0f - tail);
-}
-template <typename T> __device__ __forceinline__ float quick_gelu(float x) {
-  const float a = ::fabsf(x);
-  return weighed(x, is_half<T> ? polynomial(a, -1.0001208f, -1.1491758f, -0.464121f, -0.048237123f,
-                                               0.0058272374f, -0.00032050523f)
-                               : polynomial(a, -1.0003066f, -1.1473386f, -0.46655488f, -0.047716074f,
-                                               0.006235324f, -0.0005097988f, 2.3015307e-5f, -4.3407468e-7f));
-}
-template <typename T> __device__ __forceinline__ float quick_gelu_tanh(float x) {
-  const float a = ::fabsf(x);
-  return weighed(x, is_half<T> ? polynomial(a, -0.9999156f, -1.1536633f, -0.4465504f, -0.074857816f,
-                                               0.027805993f, -0.008387963f, 0.0009259672f, -3.4719393e-5f)
-                               : polynomial(a, -0.9998677f, -1.1564623f, -0.4332652f, -0.09711353f,
-                                               0.04551155f, -0.01587053f, 0.0026561369f, -0.000246072f, 1.2112602e-5f,
-                                               -2.4769926e-7f));
+__device__ __forceinline__ float quick_gelu_tanh(float x) {
+  return weighed(x, polynomial(::fabsf(x), -0.99988556f, -1.1544566f, -0.44320041f, -0.080074877f, 0.031619135f,
+                               -0.0098007098f, 0.0011826999f, -5.2876429e-05f));
 }
 
 // x times a quotient of polynomials of its square that minimises the largest relative error up to 7, 1.3e-6, where the
@@ -226,6 +226,18 @@ __device__ __forceinline__ float quick_tanh(float x) {
   const float below = polynomial(square, 1.0f, 0.45654178f, 0.021149868f, 0.00014394721f);
   const float share = x * above * reciprocal_approximate(below);
   return ::fabsf(x) > 7.0f ? ::copysignf(1.0f, x) : share;
+}
+
+// One instruction, whose error is up to 2^-11 of the result (emulated: results cut off to that): for what 16-bit nodes
+// round several times around it.
+__device__ __forceinline__ float tanh_approximate(float x) {
+#ifdef ONNXFUSE_EMULATOR
+  return __int_as_float(__float_as_int(::tanhf(x)) & ~0xfff);
+#else
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
 }
 
 template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }
