@@ -59,6 +59,21 @@ def test_every_number(name: str, kind: str) -> None:
     assert (found[~whole & ~ends] == np.inf).all()
 
 
+def test_gelu_of_float32() -> None:
+    """Is as near as one and an error function summed up in float32 are, and where that sum is nothing nearer."""
+    ends = [0.0, -0.0, 1e-30, -1e-38, 3e38, -3e38, np.inf]
+    x = np.array([*np.linspace(-14, 14, 400_001), *ends], np.float32)
+    made = make(f"g (float[{x.size}] x) => (float[{x.size}] y) {{ y = Gelu(x) }}")
+    assert "of::gelu" in made.kernel.source
+    (result,) = run_plan(made.kernel.plan, made.kernel.source, [x], [])
+    wide, found = x[:-len(ends)].astype(np.float64), result[:-len(ends)]
+    exact = np.array([each * erfc(-each / sqrt(2)) / 2 for each in wide])
+    assert (np.abs(found - exact) <= 1.2e-7 * np.abs(wide)).all()
+    tails = (wide < -1) & (wide > -5.8)
+    assert (np.abs(found[tails] / exact[tails] - 1) < 2.5e-3).all()
+    assert (result[-len(ends):] == np.float32([0, 0, 5e-31, -5e-39, 3e38, 0, np.inf])).all()
+
+
 def unit(x: np.ndarray[Any, Any], kind: str, lowest: float) -> np.ndarray[Any, Any]:
     """The last place of numbers of a type, which is that of its least normal one, or the ``lowest``, for those that are
     less."""

@@ -1,4 +1,5 @@
-"""Masks and biases of scores that tensor maps copy beside keys: shapes, groups, types, lengths, in the emulator."""
+"""Masks and biases of scores that are copied, by tensor maps or by warps: shapes, groups, types, lengths, in the emulator.
+"""
 
 # ruff: noqa: E501 (a model is one line)
 
@@ -14,6 +15,8 @@ from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, random_inputs, told
 from test_schedules_attention import attention
 from test_schedules_attention_specialised import checked, ways
+
+from onnxfuse.schedules.choice import Choice
 
 PLANNED = {"B": 2, "H": 2, "S": 192, "K": 304}
 
@@ -31,6 +34,21 @@ def maps(made: Made, planned: Mapping[str, int] = PLANNED) -> set[int]:
     return {len({tensor.base for tensor in told(made, choice, planned).kernel.plan.maps}) for choice in ways(made)}
 
 
+def together(made: Made) -> list[Choice]:
+    """Ways without a warp that copies, whose warps multiply together: they copy for themselves."""
+    return [choice for choice in made.kernel.choices if choice["group"] == 4 and "stages" not in dict(choice.settings)]
+
+
+def by_warps(made: Made, inputs: Mapping[str, np.ndarray], planned: Mapping[str, int], **how: Any) -> None:
+    """Each of them copies the mask, and gives what float64 does."""
+    assert together(made)
+    for choice in together(made):
+        other = told(made, choice, planned)
+        first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
+        assert "mask copied" in first and "one copies" not in first
+        check(other, inputs, limit=1, misalign=False, **how)
+
+
 def both(text: str, sizes: Mapping[str, int], kind: str = "float16", planned: Mapping[str, int] = PLANNED, **how: Any) -> Made:
     """A mask that is copied, with rows that see nothing and hidden keys, in every way."""
     made = attention(text, kind, planned=planned)
@@ -39,6 +57,7 @@ def both(text: str, sizes: Mapping[str, int], kind: str = "float16", planned: Ma
     inputs["m"][..., 1, :] = -np.inf
     inputs["m"][..., 2:, :5] = -np.inf
     checked(made, inputs, planned=planned, length=sizes["K"], **how)
+    by_warps(made, inputs, planned, length=sizes["K"], **how)
     return made
 
 
@@ -117,8 +136,10 @@ def test_rows_that_no_map_copies(keys: int, address: int) -> None:
         whole = np.empty(inputs["m"].size + 1, inputs["m"].dtype)
         whole[1:] = inputs["m"].ravel()
         inputs["m"] = whole[1:].reshape(inputs["m"].shape)
-    other = told(made, ways(made)[0], PLANNED)
-    check(other, inputs, length=keys)
+    for choice in (ways(made)[0], together(made)[0]):
+        other = told(made, choice, PLANNED)
+        check(other, inputs, length=keys)
+        assert address or "mask copied" not in variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
 
 
 @pytest.mark.parametrize("mask", ["bool[S,K]", "T[K]", "T[B,1,1,K]", "float[S,K]"])
@@ -149,10 +170,9 @@ def test_masks_of_keys_are_those_of_the_tile_at_hand(case: str) -> None:
     mask, added = KEYS_ALONE[case]
     text = MASKED.format(mask=mask.removesuffix(" m")).replace("a = Add(c, m)", added).replace("<T f", "<int64[2] both = {1,2}, T f")
     made = attention(text, planned=PLANNED)
-    together = [choice for choice in made.kernel.choices if choice["group"] == 4 and "stages" not in dict(choice.settings)]
-    assert together and maps(made) == {2}
+    assert together(made) and maps(made) == {2}
     inputs = random_inputs(made, {"B": 2, "H": 1, "S": 70, "K": 200})
-    for choice in (*together, *ways(made)):
+    for choice in (*together(made), *ways(made)):
         other = told(made, choice, PLANNED)
         first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
         assert "4 multiply together" in first

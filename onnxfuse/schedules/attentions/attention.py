@@ -25,9 +25,10 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attentions.accesses import accesses
 from onnxfuse.schedules.attentions.kept import KeptText
-from onnxfuse.schedules.attentions.masks import mask_of
-from onnxfuse.schedules.attentions.parts import OTHER, Access, AttentionParts, parts_of
+from onnxfuse.schedules.attentions.masks import MaskTiles, mask_of
+from onnxfuse.schedules.attentions.parts import OTHER, AttentionParts, parts_of
 from onnxfuse.schedules.attentions.shape import (
     HOPPER,
     WARPS,
@@ -45,19 +46,11 @@ from onnxfuse.schedules.kernel import (
     Kernel,
     Pace,
     contractions,
-    divides,
     fits_narrow,
-    is_vector,
     make_plan,
-    moving_loads,
     narrow_guards,
-    sources,
-    targets,
-    vector_guards,
-    vector_loads,
     walk,
 )
-from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.products.maps import laid, map_parameter
 from onnxfuse.schedules.reductions.split import MULTIPROCESSORS
 from onnxfuse.schedules.reductions.streaming import BLOCK_SHARED
@@ -156,7 +149,7 @@ class Attention(Schedule):
 
 def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     lowered = request.lowered
-    parts, guards = _accesses(parts, request.sizes)
+    parts, guards = accesses(parts, request.sizes)
     work = _AttentionWork(lowered, parts, request.sizes)
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
@@ -166,7 +159,7 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
              for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
     if together is not None:
-        tried += [AttentionShape(warps, 1, keys, WIDTH, together=True)
+        tried += [work.masked(AttentionShape(warps, 1, keys, WIDTH, together=True), request.sizes)
                   for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
         tried += work.specialised(request.sizes)
     offered = {shape.choice: shape for shape in sorted(tried, key=_promising)
@@ -202,8 +195,7 @@ def _promising(shape: AttentionShape) -> tuple[bool, bool, str]:
 
 def _words(shape: AttentionShape, hides: bool) -> str:
     """Name of the variant; ``hides``: whether keys that a block does not see are left out."""
-    masked = isinstance(shape, SpecialisedAttentionShape) and shape.masked
-    return (f"{Attention().words(shape.choice)}, {shape.bits}-bit{', mask copied' if masked else ''}"
+    return (f"{Attention().words(shape.choice)}, {shape.bits}-bit{', mask copied' if shape.masked else ''}"
             f"{', hidden keys left out' if hides else ''}")
 
 
@@ -237,8 +229,15 @@ class _AttentionWork:
         return [self._block(groups, keys) for groups, keys in dict.fromkeys(tiles)]
 
     def _block(self, groups: int, keys: int) -> SpecialisedAttentionShape:
-        masked = self.mapped is not None and self.mapped.mask is not None
-        return SpecialisedAttentionShape(WARPS * groups, 1, keys, masked=masked)
+        return SpecialisedAttentionShape(WARPS * groups, 1, keys, masked=self.mask is not None)
+
+    def masked(self, shape: AttentionShape, sizes: Mapping[str, int]) -> AttentionShape:
+        """One whose blocks copy tiles of a mask too, where there is one that vectors can and there is room for it."""
+        length = self.parts.lowered.binding.at(self.parts.length, sizes)
+        if self.mask is None or (length is not None and length % WIDTH):
+            return shape
+        wide = replace(shape, masked=True)
+        return wide if wide.fits(self.depth, self.columns) else shape
 
     def long(self, sizes: Mapping[str, int]) -> SpecialisedAttentionShape | None:
         """Such blocks where many queries meet many keys, which were quicker so in every case that was measured."""
@@ -261,19 +260,34 @@ class _AttentionWork:
                         for scalar, inner in ((self.parts.keys, "@d"), (self.parts.values, "@n")))
         if keys is None or values is None:
             return None
-        return Copied(keys, values, mask_of(self.parts, self.planned))
+        return Copied(keys, values, self.mask)
+
+    @cached_property
+    def mask(self) -> MaskTiles | None:
+        """One that blocks can copy tiles of; None where there is none, or it has no 16 bits."""
+        return None if self.parts.words else mask_of(self.parts, self.planned)
 
     def unmasked(self, shape: AttentionShape | None) -> AttentionShape | None:
-        """What runs at sizes of which no map copies the mask that this shape's blocks do, where there may be such."""
-        if not isinstance(shape, SpecialisedAttentionShape) or not shape.masked or self.mapped is None:
+        """What runs at sizes at which the mask is not copied that this shape's blocks do, where there may be such."""
+        if shape is None or not shape.masked:
             return None
-        return replace(shape, masked=False) if self.mapped.hangs_on_sizes(self.symbols) else None
+        keys = set() if self.mapped is None else {*replace(self.mapped, mask=None).guards(self.symbols)}
+        hangs = any(".addr " not in guard for guard in {*self._copied(shape)} - keys)
+        return replace(shape, masked=False) if hangs else None
+
+    def _copied(self, shape: AttentionShape) -> tuple[str, ...]:
+        """Guards of what its blocks copy by maps, or of a mask by vectors."""
+        if isinstance(shape, SpecialisedAttentionShape):
+            assert self.mapped is not None
+            return self.mapped.of(shape).guards(self.symbols)
+        if self.mask is None or not shape.masked:
+            return ()
+        even = self.parts.length.multiple_of() % WIDTH == 0
+        return (*self.mask.guards(self.symbols), *(() if even else (f"{self.length} {WIDTH} % 0 ==",)))
 
     def whole(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
-        if isinstance(shape, SpecialisedAttentionShape):
-            assert self.mapped is not None
-            needed += self.mapped.of(shape).guards(self.symbols)
+        needed += self._copied(shape)
         function = self._multiplied_together(shape) if shape.together else self.functions[0]
         blocks = shape.beside(self.depth, self.columns)
         entry = function.entry(shape.name, self._settings(shape), shape.bits, shape.threads, blocks)
@@ -286,7 +300,8 @@ class _AttentionWork:
     def _multiplied_together(self, shape: AttentionShape) -> Function:
         """The function of kernels whose warps multiply together, which is written for a tile's keys."""
         parts, sizes, taken = self.parts, self.signature.sizes, list[Parameter]()
-        name, text = f"attention_together_{shape.keys}", TogetherText(parts, sizes, shape.keys, self.columns)
+        name = f"attention_together_{shape.keys}{'_masked' if shape.masked else ''}"
+        text = TogetherText(parts, sizes, shape, self.columns, self.mask if shape.masked else None)
         if isinstance(shape, SpecialisedAttentionShape):
             assert self.mapped is not None
             name, first, copied = f"of_{shape.name}", len(self.maps), self.mapped.of(shape)
@@ -379,7 +394,8 @@ def _together(request: Request, parts: AttentionParts, work: _AttentionWork) -> 
         return None
     long = max(work.depth, work.columns) > LONG_HEAD
     shapes = (AttentionShape(warps, 1, 64, together=True) for warps in ((2 * WARPS, WARPS) if long else (WARPS,)))
-    return next((shape for shape in shapes if shape.fits(work.depth, work.columns)), None)
+    found = next((shape for shape in shapes if shape.fits(work.depth, work.columns)), None)
+    return found and work.masked(found, request.sizes)
 
 
 def _pace(request: Request, work: _AttentionWork, shape: AttentionShape | None) -> Pace | None:
@@ -442,53 +458,3 @@ def _are_few(parts: AttentionParts, shape: AttentionShape, sizes: Mapping[str, i
     rows, batch, keys = _planned(parts, sizes)
     few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= multiprocessors * _held(shape)
     return few and (keys is None or keys >= LEAST_KEYS)
-
-
-def _accesses(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[AttentionParts, tuple[str, ...]]:
-    """With how each tensor is brought in and the result stored, and the guards under which that is by vectors."""
-    space, puller, lowered = parts.puller.space, parts.puller, parts.lowered
-    guards: list[str] = []
-    made = []
-    planned = lowered.binding.planned(sizes)
-    vectors = True
-    sides = ((parts.queries, "@d", parts.depth), (parts.keys, "@d", parts.depth), (parts.values, "@n", parts.columns))
-    for scalar, base, extent in sides:
-        lanes = Lanes(space, puller, base, "", parts.width)
-        along = _across(parts, planned) if scalar is parts.keys else None
-        lanes = along or lanes
-        moving = moving_loads([scalar, *puller.gathered.values()], lanes)
-        lanes.rely_on_loads(moving)
-        whole = along is not None or extent.multiple_of() % parts.width == 0
-        alike = all(is_vector(load, lanes) for load in moving)
-        vectors = vectors and whole and divides(lanes, planned)
-        copied = isinstance(scalar, Load) and alike and lanes.stride(scalar.offset) == 1
-        made.append(Access(scalar, lanes, copied, along is not None))
-        guards += vector_guards(lowered, lanes, sources(vector_loads(moving, lanes)))
-    pairs = {}
-    for base, roots, stored in (("@k", [parts.softmax.score], parts.kept), ("@n", [], (parts.result,))):
-        lanes = pairs[base] = Lanes(space, puller, base, "", 2)
-        moving = moving_loads([*roots, *(each.scalar for each in stored)], lanes)
-        lanes.rely_on_loads(moving)
-        pointers = sources(vector_loads(moving, lanes))
-        for each in stored:
-            if lanes.stride(each.place) == 1 and lanes.aligned(each.place):
-                lanes.rely_on_vectors([each.place])
-                pointers.append(targets(lowered)[each.output])
-        vectors = vectors and divides(lanes, planned)
-        guards += vector_guards(lowered, lanes, pointers)
-    parts = replace(parts, accesses=tuple(made), along_keys=pairs["@k"], along_columns=pairs["@n"], vectors=vectors)
-    return parts, tuple(dict.fromkeys(guards))
-
-
-def _across(parts: AttentionParts, planned: Mapping[str, int]) -> Lanes | None:
-    """Lanes along the keys, where these lie side by side, at the planned sizes too, and what a head is of does not."""
-    space, puller = parts.puller.space, parts.puller
-    lanes, other = (Lanes(space, puller, base, "", parts.width) for base in ("@k", "@d"))
-    loads = moving_loads([parts.keys], lanes)
-    if not loads or not lanes.may_divide(parts.length) or not all(is_vector(load, lanes) for load in loads):
-        return None
-    if all(other.stride(load.offset) in (0, 1) for load in moving_loads([parts.keys], other)):
-        return None
-    lanes.rely_on_size(parts.length)
-    lanes.rely_on_loads(loads)
-    return lanes if divides(lanes, planned) else None

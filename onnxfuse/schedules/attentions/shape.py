@@ -27,6 +27,9 @@ TILE_BYTES = 1024
 ALL_SHARED, BLOCK_BYTES = 228 * 1024, 1024
 """Bytes of shared memory of their multiprocessor, and those that each block has beside its own."""
 
+FLOAT_BYTES = 4
+"""Bytes of a number that a mask of keys has become."""
+
 ARRIVALS = 8
 """Bytes of a barrier that counts arrivals."""
 
@@ -43,7 +46,7 @@ REGISTERS, OTHER_REGISTERS, LESS_REGISTERS = 65_536, 48, 16
 @dataclass(frozen=True)
 class AttentionShape:
     """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index; whether
-    four warps multiply together; bytes of an element."""
+    four warps multiply together; bytes of an element; whether tiles of a mask of the scores are copied too."""
 
     warps: int
     tiles: int
@@ -52,6 +55,7 @@ class AttentionShape:
     bits: int = 32
     together: bool = False
     size: int = 2
+    masked: bool = False
 
     @property
     def rows(self) -> int:
@@ -67,7 +71,11 @@ class AttentionShape:
     def name(self) -> str:
         """Name of the kernel."""
         kind = "_together" if self.together else ""
-        return f"attention_{self.warps}x{self.tiles}x16x{self.keys}_w{self.width}_{self.bits}{kind}"
+        return f"attention_{self.warps}x{self.tiles}x16x{self.keys}_w{self.width}_{self.bits}{kind}{self._masked}"
+
+    @property
+    def _masked(self) -> str:
+        return "_masked" if self.masked else ""
 
     @property
     def choice(self) -> Choice:
@@ -82,7 +90,13 @@ class AttentionShape:
             keys = self.keys * depth + WIDTH * max(self.keys, depth)  # which may lie across
             return self.size * (self.rows * (depth + longer) + keys + self.keys * (columns + longer))
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
-        return TILE_BYTES + 2 * ((self.rows + 2 * self.keys) * depth + 2 * self.keys * columns)
+        tiles = (self.rows + 2 * self.keys) * depth + 2 * self.keys * columns + self._mask
+        return TILE_BYTES + 2 * tiles + 2 * FLOAT_BYTES * self.keys
+
+    @property
+    def _mask(self) -> int:
+        """Elements of a tile of a mask, in whole panels."""
+        return self.rows * -(-self.keys // PANEL) * PANEL if self.masked else 0
 
     def beside(self, depth: int, columns: int) -> int:
         """Blocks that a multiprocessor is to hold at least, where warps multiply together."""
@@ -107,12 +121,10 @@ class AttentionShape:
 @dataclass(frozen=True)
 class SpecialisedAttentionShape(AttentionShape):
     """A block with so many warps that multiply, and one that copies keys and values, ``stages`` tiles ahead: beside it
-    three that leave their registers to the others, but where these are one group, whose block is one of several;
-    ``masked``: it copies a mask of the scores too."""
+    three that leave their registers to the others, but where these are one group, whose block is one of several."""
 
     together: bool = True
     stages: int = 2
-    masked: bool = False
 
     @property
     def groups(self) -> int:
@@ -127,7 +139,7 @@ class SpecialisedAttentionShape(AttentionShape):
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"attention_{self.rows}x{self.keys}x{self.stages}_specialised{'_masked' if self.masked else ''}"
+        return f"attention_{self.rows}x{self.keys}x{self.stages}_specialised{self._masked}"
 
     @property
     def choice(self) -> Choice:
@@ -137,9 +149,7 @@ class SpecialisedAttentionShape(AttentionShape):
     def shared(self, depth: int, columns: int) -> int:
         """Bytes of shared memory for heads of these sizes; see ``specialised``."""
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
-        tiles = self.rows * depth + self.stages * self.keys * (depth + columns)
-        if self.masked:
-            tiles += self.stages * self.rows * (-(-self.keys // PANEL) * PANEL)
+        tiles = self.rows * depth + self.stages * (self.keys * (depth + columns) + self._mask)
         return TILE_BYTES + 2 * tiles + ARRIVALS * (4 * self.stages + 2 * self.groups + 1) + 4 * self.warps
 
     def beside(self, depth: int, columns: int) -> int:

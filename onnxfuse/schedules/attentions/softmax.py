@@ -77,7 +77,8 @@ def _by_instruction(scalar: Scalar, known: dict[Scalar, Scalar]) -> Scalar:
     operands = tuple(_by_instruction(operand, known) for operand in scalar.operands)
     is_tangent = scalar.function == "tanh" and TYPES[scalar.dtype].is_narrow
     if is_tangent or operands != scalar.operands:
-        known[scalar] = replace(scalar, function="tanh_approximate" if is_tangent else scalar.function, operands=operands)
+        function = "tanh_approximate" if is_tangent else scalar.function
+        known[scalar] = replace(scalar, function=function, operands=operands)
     return known.setdefault(scalar, scalar)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.ir.scalars import FLOAT
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.schedules.attentions.masks import MaskTiles
@@ -30,8 +30,8 @@ _ADVANCED = "if (++turn == stages) turn = 0, phase ^= 1;"
 _DONE = "if (lane == 0) of::arrive({});"
 
 
-MASK_PART = "of::value(reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half]).at[part + v])"
-"""What a thread has of a mask for a score."""
+MASK_OF_KEYS = "of::value(reinterpret_cast<const of::Vector<{}, 2>&>(mask_of_keys[n]).at[part + v])"
+"""What a thread has of one of a type for a score."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ class Copied:
         """What a block of this shape copies."""
         return self if shape.masked else replace(self, mask=None)
 
-    def hangs_on_sizes(self, symbols: Mapping[str, str]) -> bool:
-        """Whether a map may copy keys and values, and none the mask, of some sizes."""
-        guards = {*self.guards(symbols)} - {*replace(self, mask=None).guards(symbols)}
-        return any(".addr " not in guard for guard in guards)
-
     def maps(self, shape: SpecialisedAttentionShape, symbols: Mapping[str, str]) -> list[TensorMap]:
         """Of tiles of a block of this shape."""
         rows = (shape.keys, shape.keys, GROUP_ROWS)
@@ -72,16 +67,16 @@ class SpecialisedAttentionText(TogetherText):
     one is, a mask."""
 
     counts = "rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
+    rows_of_mask, own_of_mask = str(GROUP_ROWS), f"warp % {WARPS} * 16"
 
     def __init__(
         self, parts: AttentionParts, copied: Copied, shape: SpecialisedAttentionShape, columns: int,
         sizes: Mapping[str, str], first: int
     ) -> None:
-        super().__init__(parts, sizes, shape.keys, columns)
+        super().__init__(parts, sizes, shape, columns, copied.mask)
         self.copied, self.shape, self.first = copied, shape, first
-        self.operands, self.mask = copied.operands, copied.mask
-        if self.mask is not None:
-            self.of_maximum = "idx start, const T* mask_tile"
+        self.operands = copied.operands
+        self.ahead, self.staged = self.staged, None  # there are registers for what threads read by themselves
         self.alone = shape.groups == 1
         self.repeats = self.visible is not None and self.visible.least is not None
 
@@ -100,8 +95,7 @@ class SpecialisedAttentionText(TogetherText):
             "T* const query_tiles = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
             "T* const key_tiles = query_tiles + rows * (key_place / keys);",
             "T* const value_tiles = key_tiles + stages * key_place;",
-            *([f"constexpr int mask_place = {GROUP_ROWS} * ((keys + of::panel - 1) / of::panel * of::panel);",
-               "T* const mask_tiles = value_tiles + stages * value_place;"] if self.mask else []),
+            *(["T* const mask_tiles = value_tiles + stages * value_place;"] if self.mask else []),
             f"of::Arrivals* const keys_here = reinterpret_cast<of::Arrivals*>({behind});",
             "of::Arrivals* const keys_met = keys_here + stages;",
             "of::Arrivals* const values_here = keys_met + stages;",
@@ -226,6 +220,7 @@ class SpecialisedAttentionText(TogetherText):
             *self._queries(),
             *self.sums(),
             *(["bool everything = false;"] if self.repeats else []),
+            *self._reading(),
             *self._softmax(),
             *self.loop(),
             *self.closing(),
@@ -250,27 +245,49 @@ class SpecialisedAttentionText(TogetherText):
         ]
 
     def held(self, scalar: Scalar) -> str | None:
-        """A mask's element too."""
-        return MASK_PART if self.mask is not None and scalar == self.mask.load else super().held(scalar)
+        """A mask of keys that was read ahead too."""
+        if self.ahead is None or scalar != self.ahead:
+            return super().held(scalar)
+        return MASK_OF_KEYS.format(TYPES[self.ahead.dtype].storage)
 
-    def fragments(self) -> list[str]:
-        """A thread's part of a tile of the mask: four times eight by eight elements an instruction."""
-        if self.mask is None:
+    @property
+    def of_maximum(self) -> str:
+        """With the tile of the mask, where there is one."""
+        return "idx start" if self.mask is None else "idx start, const T* mask_tile"
+
+    def _read_ahead(self, start: str) -> list[str]:
+        """The line that reads a tile's mask of keys, if there is one: that of the next once the scores of this one are
+        there, as it takes longer to come than a product."""
+        return [] if self.ahead is None else [f"read({start});"]
+
+    def _reading(self) -> list[str]:
+        """What does, two elements of 16 bits as one word."""
+        if self.ahead is None:
             return []
+        assert self.parts.along_keys is not None
+        writer, kind = self._writer(self.parts.along_keys), TYPES[self.ahead.dtype]
+        read = f"mask_of_keys[n] = *reinterpret_cast<const Mask*>({writer.address(self.ahead)});"
+        begun, vector, end = "const idx k = start + n * 8 + corner;", writer.lines[Scope.VECTOR], self.extents["k"]
         return [
-            "unsigned masks[keys / 8][2];",
-            *unrolled("int n = 0; n < keys / 8; n += 2", [
-                "unsigned four[4];",
-                f"of::load_matrices<false>(four, mask_tile + of::place<{GROUP_ROWS}>("
-                f"warp % {WARPS} * 16 + lane % 16, n * 8 + lane / 16 * 8));",
-                "masks[n][0] = four[0], masks[n][1] = four[1], masks[n + 1][0] = four[2], masks[n + 1][1] = four[3];",
+            *writer.upto(Scope.ROW),
+            f"using Mask = {'unsigned' if kind.is_narrow else f'of::Vector<{kind.storage}, 2>'};",
+            "Mask mask_of_keys[keys / 8] = {};",
+            "const auto read = [&](idx start) {",
+            *indented([
+                f"if (start + keys <= {end}) {{",
+                *indented(unrolled("int n = 0; n < keys / 8; ++n", [begun, *vector, read])),
+                "} else {",
+                *indented(unrolled("int n = 0; n < keys / 8; ++n", [
+                    begun, f"if (k < {end}) {{", *indented([*vector, read]), "}"])),
+                "}",
             ]),
+            "};",
         ]
 
-    def _maximum(self, start: str) -> list[str]:
+    def _met(self, start: str, key_mask: str = "") -> list[str]:
         """Lines that are done with a tile of keys, and make scores and maxima of its products: with the mask's part of
         it, which has come with them, first."""
-        met, following = _DONE.format("keys_met + turn"), self.read_ahead(added(start, "keys"))
+        met, following = _DONE.format("keys_met + turn"), self._read_ahead(added(start, "keys"))
         if self.mask is None:
             return [met, f"maximum({start});", *following]
         return [f"maximum({start}, mask_tiles + (turn * groups + party) * mask_place);", met, *following]
@@ -285,10 +302,10 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_begin();",
             self._scored("key_tiles + turn * key_place"),
             "of::products_asked();",
-            *self.read_ahead(self.begin),
+            *self._read_ahead(self.begin),
             "of::products_done<0>();",
             "of::hold(scores[0]);",
-            *self._maximum(self.begin),
+            *self._met(self.begin),
             "power();",
             "int before = turn, phase_before = phase;  // the stage of the values of the tile before",
             _ADVANCED,
@@ -346,7 +363,7 @@ class SpecialisedAttentionText(TogetherText):
             *([] if self.alone else ["__syncwarp();", _DONE.format("allowed + (party + 1) % groups")]),
             "of::products_done<1>();",
             "of::hold(scores[0]);",
-            *self._maximum("start"),
+            *self._met("start"),
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",

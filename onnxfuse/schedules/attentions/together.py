@@ -3,20 +3,22 @@
 While a tile of scores is being summed up and the one before it is multiplied by its values, the next keys and the
 values of this one come; while the latter product goes on, the scores' maxima are found (Shah and others,
 "FlashAttention-3", 2024), and behind it their powers are computed and packed in one go.  Keys and values have two
-places each, so that one barrier a tile is enough.
+places each, so that one barrier a tile is enough.  A warp copies the part of a mask that its own scores are made of as
+soon as it is done with the part before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Scalar
-from onnxfuse.schedules.attentions.masks import mask_of_keys
+from onnxfuse.schedules.attentions.masks import MaskTiles, mask_of_keys
 from onnxfuse.schedules.attentions.parts import AttentionParts
+from onnxfuse.schedules.attentions.shape import WIDTH, AttentionShape
 from onnxfuse.schedules.attentions.softmax import each_row, powers
 from onnxfuse.schedules.attentions.text import RESCALED, AttentionText
-from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.operand_text import copied
 from onnxfuse.schedules.text import added, indented, unrolled
 
 INSTRUCTION_BYTES = 32
@@ -26,8 +28,11 @@ _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
-MASK_OF_KEYS = "of::value(mask_of_keys[n].at[part + v])"
-"""What a thread has of one for a score."""
+MASK_PART = "of::value(reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half]).at[part + v])"
+"""What a thread has of a mask for a score."""
+
+KEY_MASK = "reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner)->at[part + v]"
+"""What all have of one that is the same for all queries."""
 
 PACKED = ("powers[n / 2][n % 2 * 2 + half] = of::pair_of<T>(pair[0], pair[1]);",)
 """They are the left operand of the second product."""
@@ -38,62 +43,102 @@ SCALED = (
 
 
 class TogetherText(AttentionText):
-    """The body of a kernel with tiles of ``keys`` keys and ``columns`` columns, which its instructions are written for;
-    ``tiles`` is one."""
+    """The body of a kernel with tiles of a shape's keys and ``columns`` columns, which its instructions are written
+    for; ``tiles`` is one.
 
-    of_maximum = "idx start"
-    """The parameters of what finds the maxima of a tile."""
+    ``mask``: what is copied, where the shape says so.  ``staged``: a mask of keys, which threads read as they ask for
+    these, once for all queries.
+    """
 
-    def __init__(self, parts: AttentionParts, sizes: Mapping[str, str], keys: int, columns: int) -> None:
+    rows_of_mask, own_of_mask = "rows", "own"
+    """Those of its tile, and the first of a warp's."""
+
+    def __init__(
+        self, parts: AttentionParts, sizes: Mapping[str, str], shape: AttentionShape, columns: int,
+        mask: MaskTiles | None = None
+    ) -> None:
         super().__init__(parts, sizes)
-        self.keys, self.columns = keys, columns
-        self.ahead = mask_of_keys(self.parts)
+        self.keys, self.columns = shape.keys, columns
+        self.mask, self.staged = mask, mask_of_keys(self.parts)
 
     def tiles(self) -> list[str]:
-        """Whole panels; two places for keys and for values."""
+        """Whole panels; two places for keys, for their masks, and for values."""
+        behind = "value_tile + 2 * value_place" if self.mask is None else "mask_tile + mask_place"
         return [
             *self._instructions(),
             *self.places(),
             "T* const query_tile = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
             "T* const key_tile = query_tile + rows * (key_place / keys);",
             "T* const value_tile = key_tile + 2 * key_place;",
+            *(["T* const mask_tile = value_tile + 2 * value_place;"] if self.mask is not None else []),
+            *([f"float* const key_mask = reinterpret_cast<float*>({behind});"] if self.staged is not None else []),
         ]
 
     def held(self, scalar: Scalar) -> str | None:
-        """A mask of keys that was read ahead too."""
-        return MASK_OF_KEYS if self.ahead is not None and scalar == self.ahead else super().held(scalar)
+        """What came of masks too."""
+        if self.mask is not None and scalar == self.mask.load:
+            return MASK_PART
+        return KEY_MASK if self.staged is not None and scalar == self.staged else super().held(scalar)
 
-    def read_ahead(self, start: str) -> list[str]:
-        """The line that reads a tile's mask of keys, if there is one: that of the next once the scores of this one are
-        there, as it takes longer to come than a product."""
-        return [] if self.ahead is None else [f"read({start});"]
-
-    def _reading(self) -> list[str]:
-        """What does."""
-        if self.ahead is None:
+    def _masks_of_keys(self, start: str, place: str) -> list[str]:
+        """Lines that read a mask of keys for all queries."""
+        if self.staged is None:
             return []
-        assert self.parts.along_keys is not None
-        writer = self._writer(self.parts.along_keys)
-        read = f"mask_of_keys[n] = of::load<2>({writer.address(self.ahead)});"
-        vector = writer.lines[Scope.VECTOR]
+        writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1))
+        read = f"of::value(*({writer.address(self.staged)}))"
+        return unrolled("int pass = 0; pass < (keys + threads - 1) / threads; ++pass", [
+            "const int at = pass * threads + threadIdx.x;",
+            f"const idx k = {added(start, 'at')};",
+            *writer.upto(Scope.VECTOR),
+            f"if (keys % threads == 0 || at < keys) ({place})[at] = k < {self.extents['k']} ? {read} : 0.0f;",
+        ])
+
+    def _mask_asked(self, start: str) -> list[str]:
+        """Lines that ask for a warp's part of a tile of the mask."""
+        if self.mask is None:
+            return []
+        writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", WIDTH))
+        inside = f"column < keys && m < {self.extents['m']} && k < {self.extents['k']}"
         return [
-            *writer.upto(Scope.ROW),
-            f"of::Vector<{TYPES[self.ahead.dtype].storage}, 2> mask_of_keys[keys / 8] = {{}};",
-            "const auto read = [&](idx start) {",
-            *indented(unrolled("int n = 0; n < keys / 8; ++n", [
-                "const idx k = start + n * 8 + corner;",
-                f"if (k < {self.extents['k']}) {{", *indented([*vector, read]), "}"])),
-            "};",
+            "__syncwarp();",
+            "// Eight rows at once, so that where vectors lie among them is the same for all.",
+            *unrolled("int half = 0; half < 2; ++half", [
+                "const int line = own + half * 8 + lane % 8;",
+                "const idx m = first + line;",
+                *unrolled(f"int n = 0; n < keys; n += {4 * WIDTH}", [
+                    f"const int column = n + lane / 8 * {WIDTH};",
+                    f"const idx k = {added(start, 'column')};",
+                    "T* const to = mask_tile + of::place<rows>(line, column);",
+                    *copied(writer, self.mask.load, inside)]),
+            ]),
+            "of::copies_asked();",
         ]
 
+    @property
+    def of_maximum(self) -> str:
+        """The parameters of what finds the maxima of a tile."""
+        return "idx start" if self.staged is None else "idx start, const float* key_mask"
+
     def fragments(self) -> list[str]:
-        """Lines that load what scores of a tile are made of besides products."""
-        return []
+        """A thread's part of a tile of the mask: four times eight by eight elements an instruction."""
+        if self.mask is None:
+            return []
+        return [
+            "unsigned masks[keys / 8][2];",
+            *unrolled("int n = 0; n < keys / 8; n += 2", [
+                "unsigned four[4];",
+                f"of::load_matrices<false>(four, mask_tile + of::place<{self.rows_of_mask}>("
+                f"{self.own_of_mask} + lane % 16, n * 8 + lane / 16 * 8));",
+                "masks[n][0] = four[0], masks[n][1] = four[1], masks[n + 1][0] = four[2], masks[n + 1][1] = four[3];",
+            ]),
+        ]
 
     def places(self) -> list[str]:
-        """Lines that say how large tiles of keys and of values are."""
-        return [f"constexpr int {name}_place = keys * (({columns} + of::panel - 1) / of::panel * of::panel);"
-                for name, columns in (("key", "depth"), ("value", "columns"))]
+        """Lines that say how large tiles of keys, of values and of the mask are."""
+        tiles = [("key", "keys", "depth"), ("value", "keys", "columns")]
+        tiles += [("mask", self.rows_of_mask, "keys")] if self.mask is not None else []
+        return [f"constexpr int {name}_place = {rows} * (({columns} + of::panel - 1) / of::panel * of::panel);"
+                for name, rows, columns in tiles]
 
     def at(self, rows: str, columns: str, line: str, column: str) -> str:
         """As products read it."""
@@ -106,16 +151,16 @@ class TogetherText(AttentionText):
         """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
         return indented([
             *self._softmax(),
+            *self._mask_asked(self.begin),
+            *self._masks_of_keys(self.begin, "key_mask"),
             *_HERE,
             "of::products_begin();",
             self._scored("key_tile"),
             "of::products_asked();",
-            *self._following(self.begin, "value_tile", "key_tile + key_place"),
-            *self.read_ahead(self.begin),
+            *self._following(self.begin, "value_tile", "key_tile + key_place", "key_mask + keys"),
             "of::products_done<0>();",
             "of::hold(scores[0]);",
-            f"maximum({self.begin});",
-            *self.read_ahead(added(self.begin, "keys")),
+            *self._met(self.begin, "key_mask"),
             "power();",
             "int turn = 0;  // the place of the values of the tile before",
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
@@ -129,6 +174,12 @@ class TogetherText(AttentionText):
             "of::hold(sums[0]);",
         ])
 
+    def _met(self, start: str, key_mask: str) -> list[str]:
+        """Lines that make scores and maxima of a tile's products, and ask for the next tile's part of a mask."""
+        following, asked = added(start, "keys"), self._mask_asked(added(start, "keys"))
+        behind = [f"if ({following} < {self.end}) {{", *indented(asked), "}"] if asked else []
+        return [f"maximum({start});" if self.staged is None else f"maximum({start}, {key_mask});", *behind]
+
     def _step(self) -> list[str]:
         """The scores of a tile and their powers, and the sums of the tile before."""
         return [
@@ -139,11 +190,11 @@ class TogetherText(AttentionText):
             "of::products_asked();",
             SUMS.format("value_tile + turn * value_place"),
             "of::products_asked();",
-            *self._following("start", "value_tile + (1 - turn) * value_place", "key_tile + turn * key_place"),
+            *self._following("start", "value_tile + (1 - turn) * value_place", "key_tile + turn * key_place",
+                             "key_mask + turn * keys"),
             "of::products_done<1>();",
             "of::hold(scores[0]);",
-            "maximum(start);",
-            *self.read_ahead("start + keys"),
+            *self._met("start", "key_mask + (1 - turn) * keys"),
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",
@@ -157,16 +208,15 @@ class TogetherText(AttentionText):
         return [
             "float scores[tiles][keys / 8][4], scales[2];",
             "unsigned powers[keys / 16][4];",
-            *self._reading(),
             f"const auto maximum = [&]({self.of_maximum}) {{",
             *indented([*self.fragments(), *self.scored(["scales[half] = scale;"])]), "};",
             "const auto power = [&] {", *indented(powers(PACKED)), "};",
         ]
 
-    def _following(self, start: str, values: str, keys: str) -> list[str]:
-        """Ask for the values of a tile, and for the keys of the next if there is one."""
+    def _following(self, start: str, values: str, keys: str, masks: str) -> list[str]:
+        """Ask for the values of a tile, and for the keys of the next if there is one, with masks of theirs."""
         following = added(start, "keys")
-        behind = self.bring(1, keys, following)
+        behind = [*self.bring(1, keys, following), *self._masks_of_keys(following, masks)]
         return [*self.bring(2, values, start), f"if ({following} < {self.end}) {{", *indented(behind), "}",
                 "of::copies_asked();"]
 
