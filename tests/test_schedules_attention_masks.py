@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import test_schedules_attention_visible as visible
@@ -176,6 +177,28 @@ def test_masks_of_keys_are_those_of_the_tile_at_hand(case: str) -> None:
         other = told(made, choice, PLANNED)
         first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
         assert "4 multiply together" in first
+        check(other, inputs, limit=1, misalign=False, length=200)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_masks_of_keys_that_are_added_to_sums(kind: str) -> None:
+    """Divided by the scores' factor, where a tile has some: the lowest number stays one, and so do the infinite and what is
+    none."""
+    text = MASKED.format(mask="T[B,1,1,K]").replace("{2}", "{8}")
+    if kind == "bfloat16":  # the keys are scaled too, by as much
+        text = text.replace("(k) s", "(k1) s").replace("{ t =", "{ k1 = Div(k, f) t =")
+    made = attention(text, kind, planned=PLANNED)
+    inputs = random_inputs(made, {"B": 6, "H": 1, "S": 70, "K": 200})
+    lowest = ml_dtypes.finfo(inputs["m"].dtype).min
+    inputs["m"][0] = lowest
+    inputs["m"][1, ..., 3:150] = lowest
+    inputs["m"][2] = -np.inf
+    inputs["m"][3, ..., :9], inputs["m"][3, ..., 60] = -np.inf, np.nan
+    inputs["m"][4] = 0
+    inputs["m"][5, ..., :199], inputs["m"][5, ..., 70] = 0, -3
+    for choice in together(made):
+        other = told(made, choice, PLANNED)
+        assert "__syncthreads_or(some)" in other.kernel.source and "of::added_before<" in other.kernel.source
         check(other, inputs, limit=1, misalign=False, length=200)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from onnxfuse.ir.scalars import FLOAT, TYPES
-from onnxfuse.lowering.pull import Apply, Constant, Contracted, Scalar
+from onnxfuse.lowering.pull import Apply, Constant, Contracted, Load, Scalar
 from onnxfuse.schedules.attentions.parts import AttentionParts, multiple_of
+from onnxfuse.schedules.reductions.online import bare
 from onnxfuse.schedules.text import indented, literal, unrolled
 
 POWERS = "of::ExpSummed"
@@ -39,6 +41,25 @@ def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
     masked = None if visible is None else replace(visible, score=score)
     own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
     return replace(parts, softmax=own, visible=masked, factor=1.0 if capped is None else parts.factor), factor
+
+
+def added_to(parts: AttentionParts, addend: Load | None) -> tuple[AttentionParts, float] | None:
+    """An attention whose scores are the sums themselves once a quotient of an addend was added to them, and what they
+    are to be multiplied by, which that is divided by; None where scores are otherwise."""
+    visible = parts.visible
+    if visible is not None and visible.least is not None:
+        return None  # masked scores may count too
+    score = bare(parts.softmax.score if visible is None else visible.score)
+    if not isinstance(score, Apply) or score.function != "add":
+        return None
+    for one, other in permutations(map(bare, score.operands)):
+        sums, factor = multiple_of(one)
+        factor *= parts.factor
+        if isinstance(sums, Contracted) and other == addend and LEAST_FACTOR <= factor < LARGEST_FACTOR:
+            masked = None if visible is None else replace(visible, score=sums)
+            own = parts.softmax if visible is not None else replace(parts.softmax, score=sums)
+            return replace(parts, softmax=own, visible=masked, factor=1.0), factor
+    return None
 
 
 def _capped(score: Scalar, words: bool) -> Scalar | None:

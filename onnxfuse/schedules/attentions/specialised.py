@@ -67,7 +67,7 @@ class SpecialisedAttentionText(TogetherText):
     one is, a mask."""
 
     counts = "rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
-    rows_of_mask, own_of_mask = str(GROUP_ROWS), f"warp % {WARPS} * 16"
+    rows_of_mask, own_of_mask, stages_masks = str(GROUP_ROWS), f"warp % {WARPS} * 16", False
 
     def __init__(
         self, parts: AttentionParts, copied: Copied, shape: SpecialisedAttentionShape, columns: int,

@@ -9,23 +9,24 @@ soon as it is done with the part before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.attentions.masks import MaskTiles, mask_of_keys
 from onnxfuse.schedules.attentions.parts import AttentionParts
 from onnxfuse.schedules.attentions.shape import WIDTH, AttentionShape
-from onnxfuse.schedules.attentions.softmax import each_row, powers
+from onnxfuse.schedules.attentions.softmax import added_to, each_row, powers
 from onnxfuse.schedules.attentions.text import RESCALED, AttentionText
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import copied
-from onnxfuse.schedules.text import added, indented, unrolled
+from onnxfuse.schedules.text import added, indented, literal, unrolled
 
 INSTRUCTION_BYTES = 32
 """Of each row that one instruction multiplies."""
 
 _TILE = "unsigned long long"  # what the instruction reads one by
-_HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
+_HERE = ("of::copies_here<0>();", "of::tiles_written();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
 MASK_PART = "of::value(reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half]).at[part + v])"
@@ -47,11 +48,15 @@ class TogetherText(AttentionText):
     for; ``tiles`` is one.
 
     ``mask``: what is copied, where the shape says so.  ``staged``: a mask of keys, which threads read as they ask for
-    these, once for all queries.
+    these, once for all queries; ``is_added``: whether it is all that is done to scores, a multiple of it where nothing
+    else was multiplied, so that tiles are as quick as without where it is zero.
     """
 
     rows_of_mask, own_of_mask = "rows", "own"
     """Those of its tile, and the first of a warp's."""
+
+    stages_masks = True
+    """Whether masks of keys are read so."""
 
     def __init__(
         self, parts: AttentionParts, sizes: Mapping[str, str], shape: AttentionShape, columns: int,
@@ -60,6 +65,10 @@ class TogetherText(AttentionText):
         super().__init__(parts, sizes)
         self.keys, self.columns = shape.keys, columns
         self.mask, self.staged = mask, mask_of_keys(self.parts)
+        found = added_to(self.parts, self.staged) if self.stages_masks else None
+        self.is_added = found is not None
+        if found is not None:
+            self.parts, self.factor = found
 
     def tiles(self) -> list[str]:
         """Whole panels; two places for keys, for their masks, and for values."""
@@ -81,17 +90,39 @@ class TogetherText(AttentionText):
         return KEY_MASK if self.staged is not None and scalar == self.staged else super().held(scalar)
 
     def _masks_of_keys(self, start: str, place: str) -> list[str]:
-        """Lines that read a mask of keys for all queries."""
+        """Lines that read a mask of keys for all queries, and say whether a thread's part of it is not zero."""
         if self.staged is None:
             return []
         writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1))
         read = f"of::value(*({writer.address(self.staged)}))"
-        return unrolled("int pass = 0; pass < (keys + threads - 1) / threads; ++pass", [
-            "const int at = pass * threads + threadIdx.x;",
-            f"const idx k = {added(start, 'at')};",
-            *writer.upto(Scope.VECTOR),
-            f"if (keys % threads == 0 || at < keys) ({place})[at] = k < {self.extents['k']} ? {read} : 0.0f;",
-        ])
+        if self.is_added and self.factor != 1.0:
+            read = f"of::added_before<{TYPES[self.staged.dtype].storage}>({read}, {literal(self.factor, FLOAT)})"
+        return [
+            *(["some = false;"] if self.is_added else []),
+            *unrolled("int pass = 0; pass < (keys + threads - 1) / threads; ++pass", [
+                "const int at = pass * threads + threadIdx.x;",
+                f"const idx k = {added(start, 'at')};",
+                *writer.upto(Scope.VECTOR),
+                "if (keys % threads == 0 || at < keys) {",
+                *indented([
+                    f"const float masked = k < {self.extents['k']} ? {read} : 0.0f;",
+                    f"({place})[at] = masked;",
+                    *(["some |= masked != 0.0f;"] if self.is_added else [])]),
+                "}"]),
+        ]
+
+    def scored(self, last: Sequence[str]) -> list[str]:
+        """With a mask of keys added to the sums first, where a tile has some."""
+        if not self.is_added:
+            return super().scored(last)
+        return [
+            "if (is_masked) {",
+            *indented(unrolled("int n = 0; n < keys / 8; ++n", [
+                "const auto pair = *reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner);",
+                *unrolled("int j = 0; j < 4; ++j", ["scores[0][n][j] += pair.at[j % 2];"])])),
+            "}",
+            *super().scored(last),
+        ]
 
     def _mask_asked(self, start: str) -> list[str]:
         """Lines that ask for a warp's part of a tile of the mask."""
@@ -153,7 +184,7 @@ class TogetherText(AttentionText):
             *self._softmax(),
             *self._mask_asked(self.begin),
             *self._masks_of_keys(self.begin, "key_mask"),
-            *_HERE,
+            *self._here(),
             "of::products_begin();",
             self._scored("key_tile"),
             "of::products_asked();",
@@ -166,7 +197,7 @@ class TogetherText(AttentionText):
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
             *indented(self._step()),
             "}",
-            *_HERE,
+            *self._here(),
             "of::products_begin();",
             SUMS.format("value_tile + turn * value_place"),
             "of::products_asked();",
@@ -180,11 +211,15 @@ class TogetherText(AttentionText):
         behind = [f"if ({following} < {self.end}) {{", *indented(asked), "}"] if asked else []
         return [f"maximum({start});" if self.staged is None else f"maximum({start}, {key_mask});", *behind]
 
+    def _here(self) -> list[str]:
+        """Lines behind which all copies are here, and everybody is done with what was there before."""
+        return [*_HERE, "is_masked = __syncthreads_or(some);" if self.is_added else "__syncthreads();"]
+
     def _step(self) -> list[str]:
         """The scores of a tile and their powers, and the sums of the tile before."""
         return [
             "// The keys and the values of the tile before are here, and everybody is done with those before them.",
-            *_HERE,
+            *self._here(),
             "of::products_begin();",
             self._scored("key_tile + (1 - turn) * key_place"),
             "of::products_asked();",
@@ -206,6 +241,7 @@ class TogetherText(AttentionText):
         """What holds a tile's scores and powers, and what makes these of those: once the products of the powers before
         are done, which is while maxima are found."""
         return [
+            *(["bool some = false, is_masked;  // whether a mask of keys is not zero"] if self.is_added else []),
             "float scores[tiles][keys / 8][4], scales[2];",
             "unsigned powers[keys / 16][4];",
             f"const auto maximum = [&]({self.of_maximum}) {{",

@@ -19,6 +19,14 @@ struct ExpSummed : Exp<true> {
   static __device__ __forceinline__ float share(float before, float offset) { return far_term(before, log2_e, offset); }
 };
 
+// What is added to products before `factor` multiplies them: finite where what is added behind it is, a T.
+template <typename T> __device__ __forceinline__ float added_before(float added, float factor) {
+  const float quotient = added * (1.0f / factor);
+  if (is_half<T>) return quotient;  // of 65504 at most
+  constexpr float largest = 3.40282347e+38f;
+  return ::fabsf(added) <= largest && ::fabsf(quotient) > largest ? ::copysignf(largest, added) : quotient;
+}
+
 // ---- 16 x 16 by 16 x 8 elements, added to 16 x 8 sums. ----
 
 // With lane = 4 g + t, a lane holds of the left operand the pairs, along the columns, that begin at (g, 2 t),
