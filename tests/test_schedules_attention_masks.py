@@ -202,6 +202,32 @@ def test_masks_of_keys_that_are_added_to_sums(kind: str) -> None:
         check(other, inputs, limit=1, misalign=False, length=200)
 
 
+def test_the_lowest_number_of_bfloat16() -> None:
+    """As a mask of whole rows leaves these uniform; a multiple of it would be infinite."""
+    made = attention(MASKED.format(mask="T[B,1,S,K]").replace("{2}", "{8}"), "bfloat16", planned=PLANNED)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 70, "K": 136})
+    inputs["m"][..., 3:9, :] = ml_dtypes.finfo(inputs["m"].dtype).min
+    by_warps(made, inputs, PLANNED, length=136)
+    checked(made, inputs, planned=PLANNED, length=136)
+
+
+@pytest.mark.parametrize("factor", [1, 8])
+def test_tiles_that_have_nothing_of_a_mask(factor: int) -> None:
+    """Zeros of either sign, in whole tiles, in some rows of one or at the ends of some: in float16 these are looked for."""
+    made = attention(MASKED.format(mask="T[B,1,S,K]").replace("{2}", f"{{{factor}}}"), planned=PLANNED)
+    inputs = random_inputs(made, {"B": 6, "H": 1, "S": 130, "K": 304})
+    inputs["m"][0] = 0
+    inputs["m"][5], inputs["m"][5, ..., 17] = 0, 3
+    inputs["m"][1] = -0.0
+    inputs["m"][2, ..., :300] = 0
+    inputs["m"][3] = np.where(np.arange(304) > 100, -np.inf, -0.0)
+    inputs["m"][4, ..., :90, 10:] = 0
+    for choice in (*together(made), *ways(made)):
+        other = told(made, choice, PLANNED)
+        assert "is_masked = __any_sync" in other.kernel.source
+        check(other, inputs, limit=1, misalign=False, length=304)
+
+
 def test_one_of_two_is_copied() -> None:
     text = MASKED.format(mask="T[S,K] r, T[B,1,S,K]").replace("a = Add(c, m)", "b = Add(c, r) a = Add(b, m)")
     both(text, {"B": 2, "H": 1, "S": 70, "K": 136})

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onnxfuse.ir.scalars import FLOAT, TYPES
-from onnxfuse.lowering.pull import Scalar
+from onnxfuse.ir.scalars import FLOAT, FLOAT16, TYPES
+from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.attentions.masks import MaskTiles, mask_of_keys
 from onnxfuse.schedules.attentions.parts import AttentionParts
 from onnxfuse.schedules.attentions.shape import WIDTH, AttentionShape
@@ -26,6 +26,17 @@ INSTRUCTION_BYTES = 32
 """Of each row that one instruction multiplies."""
 
 _TILE = "unsigned long long"  # what the instruction reads one by
+_SOME_OF_MASK = (
+    "// Biases have some everywhere, padding and what hides keys mostly none: zeros of either sign.",
+    "constexpr unsigned both = 0x7fff7fffu;",
+    "bool is_masked = __any_sync(0xffffffffu, (masks[0][0] | masks[0][1] | masks[1][0] | masks[1][1]) & both);",
+    "if (!is_masked) {",
+    *indented([
+        "unsigned all = 0;",
+        *unrolled("int n = 2; n < keys / 8; ++n", ["all |= masks[n][0] | masks[n][1];"]),
+        "is_masked = __any_sync(0xffffffffu, all & both);"]),
+    "}",
+)
 _HERE = ("of::copies_here<0>();", "of::tiles_written();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
@@ -48,8 +59,8 @@ class TogetherText(AttentionText):
     for; ``tiles`` is one.
 
     ``mask``: what is copied, where the shape says so.  ``staged``: a mask of keys, which threads read as they ask for
-    these, once for all queries; ``is_added``: whether it is all that is done to scores, a multiple of it where nothing
-    else was multiplied, so that tiles are as quick as without where it is zero.
+    these, once for all queries.  ``added``: which of them is all that is done to scores: a multiple of it, where these
+    are not multiplied before, so that nothing is done to tiles that have none of it.
     """
 
     rows_of_mask, own_of_mask = "rows", "own"
@@ -65,10 +76,18 @@ class TogetherText(AttentionText):
         super().__init__(parts, sizes)
         self.keys, self.columns = shape.keys, columns
         self.mask, self.staged = mask, mask_of_keys(self.parts)
-        found = added_to(self.parts, self.staged) if self.stages_masks else None
-        self.is_added = found is not None
-        if found is not None:
-            self.parts, self.factor = found
+        self.added: Load | None = None
+        # A multiple of another type's lowest number may be none: of masks of keys that is looked at once.
+        copied_mask = None if mask is None or self.parts.operand != FLOAT16 else mask.load
+        for load in (self.staged if self.stages_masks else None, copied_mask):
+            found = None if load is None or self.added is not None else added_to(self.parts, load)
+            if found is not None:
+                self.added, (self.parts, self.factor) = load, found
+
+    @property
+    def is_told(self) -> bool:
+        """Whether barriers tell which tiles have some of a mask of keys."""
+        return self.added is not None and self.added == self.staged
 
     def tiles(self) -> list[str]:
         """Whole panels; two places for keys, for their masks, and for values."""
@@ -95,10 +114,10 @@ class TogetherText(AttentionText):
             return []
         writer = self._writer(Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1))
         read = f"of::value(*({writer.address(self.staged)}))"
-        if self.is_added and self.factor != 1.0:
+        if self.is_told and self.factor != 1.0:
             read = f"of::added_before<{TYPES[self.staged.dtype].storage}>({read}, {literal(self.factor, FLOAT)})"
         return [
-            *(["some = false;"] if self.is_added else []),
+            *(["some = false;"] if self.is_told else []),
             *unrolled("int pass = 0; pass < (keys + threads - 1) / threads; ++pass", [
                 "const int at = pass * threads + threadIdx.x;",
                 f"const idx k = {added(start, 'at')};",
@@ -107,22 +126,24 @@ class TogetherText(AttentionText):
                 *indented([
                     f"const float masked = k < {self.extents['k']} ? {read} : 0.0f;",
                     f"({place})[at] = masked;",
-                    *(["some |= masked != 0.0f;"] if self.is_added else [])]),
+                    *(["some |= masked != 0.0f;"] if self.is_told else [])]),
                 "}"]),
         ]
 
     def scored(self, last: Sequence[str]) -> list[str]:
-        """With a mask of keys added to the sums first, where a tile has some."""
-        if not self.is_added:
+        """With a mask that is added first, where a tile has some of it."""
+        if self.added is None:
             return super().scored(last)
-        return [
-            "if (is_masked) {",
-            *indented(unrolled("int n = 0; n < keys / 8; ++n", [
-                "const auto pair = *reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner);",
-                *unrolled("int j = 0; j < 4; ++j", ["scores[0][n][j] += pair.at[j % 2];"])])),
-            "}",
-            *super().scored(last),
-        ]
+        inverse = "" if self.factor == 1.0 else f" * {literal(1 / self.factor, FLOAT)}"
+        pair, part = (
+            ("reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner)[0]", "pair.at[v]")
+            if self.is_told else
+            ("reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half])", f"of::value(pair.at[v]){inverse}"))
+        adding = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int half = 0; half < 2; ++half", [
+            f"const auto pair = {pair};",
+            *unrolled("int v = 0; v < 2; ++v", [f"scores[0][n][half * 2 + v] += {part};"])]))
+        return [*([] if self.is_told else _SOME_OF_MASK), "if (is_masked) {", *indented(adding), "}",
+                *super().scored(last)]
 
     def _mask_asked(self, start: str) -> list[str]:
         """Lines that ask for a warp's part of a tile of the mask."""
@@ -213,7 +234,7 @@ class TogetherText(AttentionText):
 
     def _here(self) -> list[str]:
         """Lines behind which all copies are here, and everybody is done with what was there before."""
-        return [*_HERE, "is_masked = __syncthreads_or(some);" if self.is_added else "__syncthreads();"]
+        return [*_HERE, "is_masked = __syncthreads_or(some);" if self.is_told else "__syncthreads();"]
 
     def _step(self) -> list[str]:
         """The scores of a tile and their powers, and the sums of the tile before."""
@@ -241,7 +262,7 @@ class TogetherText(AttentionText):
         """What holds a tile's scores and powers, and what makes these of those: once the products of the powers before
         are done, which is while maxima are found."""
         return [
-            *(["bool some = false, is_masked;  // whether a mask of keys is not zero"] if self.is_added else []),
+            *(["bool some = false, is_masked;  // whether a mask of keys is not zero"] if self.is_told else []),
             "float scores[tiles][keys / 8][4], scales[2];",
             "unsigned powers[keys / 16][4];",
             f"const auto maximum = [&]({self.of_maximum}) {{",
