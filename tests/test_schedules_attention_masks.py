@@ -108,6 +108,13 @@ def test_a_mask_of_more_axes_than_maps_have() -> None:
     checked(made, random_inputs(made, {"A": 2, "C": 2, "E": 2, "S": 40, "K": 72}), ways(made)[:1], planned, length=72)
 
 
+def test_heads_of_256_columns() -> None:
+    """A block of four warps copies four of their rows at once, which lie otherwise in each half of eight."""
+    made = attention(MASKED.format(mask="T[S,K]").replace("64", "256"), planned=PLANNED)
+    assert {choice["warps"] for choice in together(made)} == {4}
+    by_warps(made, random_inputs(made, {"B": 1, "H": 1, "S": 70, "K": 136}), PLANNED, length=136)
+
+
 def test_heads_behind_queries() -> None:
     """Of a mask that lies so: queries of a tile are of one head, whose place is another axis of the map."""
     text = GROUPED.format(mask="T[B,S,4,K]").replace("a = Add(s, m)", "h4 = Transpose<perm = [0,2,1,3]>(m) a = Add(s, h4)")

@@ -64,7 +64,7 @@ def test_few_queries_of_many_keys() -> None:
 def test_keys_that_lie_side_by_side() -> None:
     planned = {"B": 1, "S": 70, "K": 136}
     made = float_attention(ACROSS, planned)
-    assert "of::copy_async(to, i1 + " in made.kernel.code.functions[0].body
+    assert "const T* const origin = i1 + " in made.kernel.code.functions[0].body
     verify(made, planned)
     verify(made, {"B": 2, "S": 5, "K": 49}, limit=1)
 

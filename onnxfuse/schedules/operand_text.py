@@ -45,8 +45,9 @@ def shifted(writer: Writer, scalar: Scalar, inside: str, count: str, inputs: Seq
     return [*writer.upto(Scope.VECTOR), f"of::copy_shifted(to, {address}, {base}, {end}, {some});"]
 
 
-def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
-    """Lines that copy such a vector while the threads go on, and zeros elsewhere, or what a padded image has there."""
+def copied(writer: Writer, scalar: Scalar, inside: str, known: str = "") -> list[str]:
+    """Lines that copy such a vector while the threads go on, and zeros elsewhere, or what a padded image has there;
+    ``known``: where it lies, if that is known and nothing else has to be."""
     found = load_of(scalar)
     assert found is not None
     load, outside = found
@@ -54,6 +55,6 @@ def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
     if outside is None:
         size = writer.lanes.width * TYPES[load.dtype].size
         name = "copy_async" if size == VECTOR_BYTES else f"copy_async_of<{size}>"
-        return [*writer.upto(Scope.VECTOR), f"of::{name}(to, {address}, {allowed});"]
+        return [*([] if known else writer.upto(Scope.VECTOR)), f"of::{name}(to, {known or address}, {allowed});"]
     number = writer.scalar(outside)
     return [*writer.upto(Scope.VECTOR), f"of::copy_padded(to, {address}, {allowed}, {inside}, {number});"]

@@ -14,12 +14,14 @@ from functools import cached_property
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attentions import tf32
-from onnxfuse.schedules.attentions.parts import AttentionParts, Stored
+from onnxfuse.schedules.attentions.parts import Access, AttentionParts, Stored
 from onnxfuse.schedules.attentions.softmax import POWERS, begun, by_instruction, each_row, maxima, powers, unscaled
 from onnxfuse.schedules.attentions.visible import Visible
 from onnxfuse.schedules.attentions.visible_text import clear, narrowed, seen
+from onnxfuse.schedules.kernel import load_of
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.operand_text import computed, copied
+from onnxfuse.schedules.products.maps import steps_of
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, literal, pointer, unrolled
 
@@ -182,14 +184,17 @@ class AttentionText:
             ends["k"] = self.end  # what has no weight may be no number behind it
         inside = f"{row} < {ends[row]} && {column} < {ends[column]}"
         own = {name: [f"const idx {name} = {start}{name}_of_tile;"] if start else [] for name, start in begin.items()}
-        body = [*own.get(row, ()), f"T* const to = {tile} + {self.at(rows, columns, line, at)};"]
+        to = f"{tile} + {self.at(rows, columns, line, at)}"
+        body = [*own.get(row, ()), f"T* const to = {self.rows_on(columns, to)};"]
         filled = computed(self._writer(access.lanes), access.scalar, inside)
+        ahead = [f"T* const into = {tile} + {self.at(rows, columns, 'thread / lanes', at)};"]
         if access.copied:
-            whole = copied(self._writer(access.lanes), access.scalar, inside)
+            whole, first_row = self._copied_rows(access, row, inside)
+            ahead += [f"const idx {row} = {begin.get(row, '')}thread / lanes;", *first_row] if first_row else []
             filled = [f"if constexpr (width == {self.parts.width}) {{", *indented(whole), "} else {",
                       *indented(filled), "}"]
         lines = [
-            *own.get(column, ()),
+            *own.get(column, ()), *ahead,
             "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
             *indented([f"const int {line} = thread / lanes + pass * step;",
                        f"if ({rows} % step && {line} >= {rows}) break;", *body, *filled]), "}",
@@ -205,6 +210,24 @@ class AttentionText:
             ]),
             "}",
         ]
+
+    def rows_on(self, columns: str, to: str) -> str:
+        """Where the vector of a pass lies, ``to``: some rows behind the first one's, ``into``, which takes no
+        instruction."""
+        return f"into + pass * (step * {_ROWS[columns]})"
+
+    def _copied_rows(self, access: Access, row: str, inside: str) -> tuple[list[str], list[str]]:
+        """Lines that copy a vector, and, where rows lie evenly, those before all passes that say where the first one's
+        does: from it to others it is a constant then."""
+        writer, found = self._writer(access.lanes), load_of(access.scalar)
+        assert found is not None
+        load, outside = found
+        steps = None if outside is not None or load.conditions else steps_of(self.parts.puller, load.offset)
+        if steps is None or f"@{row}" not in steps:
+            return copied(writer, access.scalar, inside), []
+        known = f"origin + (idx)(pass * step) * {writer.size(steps[f'@{row}'])}"
+        origin = f"const T* const origin = {writer.address(load)};"
+        return copied(writer, access.scalar, inside, known), [*writer.upto(Scope.VECTOR), origin]
 
     # ---- The loop over the keys. ----
 

@@ -196,6 +196,10 @@ class TogetherText(AttentionText):
         """As products read it."""
         return f"of::place<{rows}>({line}, {column})"
 
+    def rows_on(self, columns: str, to: str) -> str:
+        """Vectors change places by the row's number of eight."""
+        return f"step % 8 == 0 ? into + pass * (step * of::panel) : {to}"
+
     def _scored(self, tile: str) -> str:
         return SCORES.format("rows", str(self.across).lower(), tile, "own")
 
