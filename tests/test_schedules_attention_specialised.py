@@ -253,15 +253,23 @@ MASK = PLAIN.replace("T[B,H,K,64] v)", "T[B,H,K,64] v, T[S,K] m)").replace("p = 
 def test_long_sequences_run_so_unmeasured(text: str, head: int, warps: int, keys: int) -> None:
     """Shorter ones as others were quickest: where a mask is read these are longer.  They are predicted to be quicker."""
     own, least = text.replace("64", str(head)), 2048 if text == MASK else 1024
-    long = attention(own, planned={"B": 1, "H": 8, "S": least, "K": least}).kernel
+    long = attention(own, planned={"B": 8, "H": 16, "S": least, "K": least}).kernel
     assert long.plan.variants[0].name.startswith(
         f"{warps} warps with 1 x 16 queries, 4 multiply together, tiles of {keys} keys, width 8, one copies, 2 tiles ahead")
     assert all((choice["keys"], choice["warps"]) != (keys, warps) or "stages" not in dict(choice.settings)
                for choice in long.choices)
     for rows, count in ((least - 1, least), (least, least - 8)):
-        short = attention(own, planned={"B": 1, "H": 8, "S": rows, "K": count}).kernel
+        short = attention(own, planned={"B": 8, "H": 16, "S": rows, "K": count}).kernel
         assert "one copies" not in short.plan.variants[0].name
         assert long.pace is not None and short.pace is not None and long.pace.share > short.pace.share
+
+
+@pytest.mark.parametrize(("heads", "warps", "keys"), [(8, 8, 128), (22, 12, 128), (33, 8, 128), (44, 12, 128)])
+def test_a_last_turn_that_leaves_multiprocessors_idle(heads: int, warps: int, keys: int) -> None:
+    """Smaller blocks that fill it take its place: six of three groups a head and eight of two, on 132 of them."""
+    made = attention(PLAIN, planned={"B": 1, "H": heads, "S": 1024, "K": 1024}).kernel
+    assert made.plan.variants[0].name.startswith(
+        f"{warps} warps with 1 x 16 queries, 4 multiply together, tiles of {keys} keys, width 8, one copies")
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "keys times a number"])

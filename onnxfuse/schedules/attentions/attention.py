@@ -88,6 +88,10 @@ OF_HEAD = {64: (1, 64), 128: (2, 128), 256: (2, 64)}
 OF_BARE_HEAD = {64: (3, 128), 96: (3, 96), 128: (3, 64), 256: (2, 64)}
 """The same where neither is (H200)."""
 
+SMALLER, OF_THREE = (2, 128), 0.81
+"""What stands in for three groups where these would leave multiprocessors idle in their last turn; and what a group's
+share of a turn takes of three, of that of two (five attentions of 1,024 to 4,096 keys, H200)."""
+
 LEAST_TILE, MOST_TILE = 48, 176
 """Keys of a tile that divides few keys evenly."""
 
@@ -247,9 +251,17 @@ class _AttentionWork:
         if min(rows or 0, keys or 0) < (LONG_BARE if bare else LONG):
             return None
         head = max(self.depth, self.columns)
-        groups, tile = next(block for most, block in (OF_BARE_HEAD if bare else OF_HEAD).items() if head <= most)
-        shape = self._block(groups, tile)
+        shape = self._block(*next(block for most, block in (OF_BARE_HEAD if bare else OF_HEAD).items() if head <= most))
+        if shape.groups > SMALLER[0]:
+            smaller = self._block(*SMALLER)
+            turns, more = (self._turns(each, sizes) * each.groups for each in (shape, smaller))
+            shape = smaller if more < turns * OF_THREE else shape
         return shape if shape in self.specialised(sizes) else None
+
+    def _turns(self, shape: AttentionShape, sizes: Mapping[str, int]) -> int:
+        """Of blocks of which a multiprocessor has one at a time; as of one sequence where their number is not known."""
+        rows, batch, _ = _planned(self.parts, sizes)
+        return -(-(-(-(rows or 0) // shape.rows) * (batch or 1)) // HOPPER_HAS)
 
     @cached_property
     def mapped(self) -> Copied | None:
