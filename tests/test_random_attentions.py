@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from kernel_harness import Made, check, make, short_inputs, told
 
 QUICK = 6
@@ -154,6 +155,9 @@ def test_attentions(seeds: Callable[[int], range]) -> None:
             inputs = short_inputs(made, sizes, seed + run)
             if "m" in inputs and drawn.rng.random() < 0.3:
                 inputs["m"][0] = False
+            if "r" in inputs and drawn.rng.random() < 0.5:  # padding rather than a bias
+                inputs["r"][...] = 0
+                inputs["r"][..., drawn.rng.randint(1, sizes["K"]):] = drawn.choose(-np.inf, -1000.0)
             try:
                 # A row that is masked everywhere hangs on the last digits of a large number and a score, of which
                 # float32 has two behind the point at 60,000; its powers are rounded to TF32, of few as much as of many.

@@ -94,7 +94,7 @@ def test_kernels_in_the_emulator(files: tuple[Path, Path], tmp_path: Path, monke
                                   f"{count} of {count} kernels right on the CPU emulator")
     (worst,) = [line.strip() for line in told if line.strip().startswith("worst kernel: ")]
     assert " of its output's largest magnitude, " in worst
-    assert "% of what is allowed, output 0 of 1 on large, at [" in worst
+    assert "% of what is allowed, output 0 of 1 on tiny, at [" in worst
     assert ", at [" in worst
 
 
