@@ -300,7 +300,7 @@ def test_what_is_only_counted_must_fit_32_bits_too(text: str) -> None:
 
 def test_the_gpus_own_maximum_and_minimum_give_nan() -> None:
     """The emulator has another text for them: without ``.NaN`` these instructions pass over it."""
-    assert re.findall(r'asm\("(max|min)(\S*) %0, %1, %2', header("onnxfuse")) == [("max", ".NaN.f32"), ("min", ".NaN.f32")]
+    assert re.findall(r'asm\("(max|min)(\S*) %0, %1, %2', header("reductions")) == [("max", ".NaN.f32"), ("min", ".NaN.f32")]
 
 
 def test_what_is_read_must_fit_32_bits() -> None:

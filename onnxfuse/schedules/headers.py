@@ -17,9 +17,12 @@ from importlib.resources import files
 QUALIFIER, MACRO = "of::", "OF_"
 """What a text calls definitions by, and what the names of macros begin with."""
 
-HEADERS = ("onnxfuse", "columns", "pieces", "scan", "tile", "stencil", "mma", "tf32", "int8", "warpgroup",
-           "tensor_copies", "moments", "cluster", "patch", "patch_tf32", "tall", "few_rows", "int8_together",
-           "tf32_together", "recurrent")
+BASE = ("onnxfuse", "reductions")
+"""Those that every text may use."""
+
+HEADERS = (*BASE, "columns", "pieces", "scan", "tile", "stencil", "mma", "tf32", "int8", "warpgroup", "tensor_copies",
+           "moments", "cluster", "patch", "patch_tf32", "tall", "few_rows", "int8_together", "tf32_together",
+           "recurrent")
 """All of them, those first that others use."""
 
 INCLUDES = {"half": "#include <cuda_fp16.h>\n", "bfloat16": "#include <cuda_bf16.h>\n"}
@@ -164,8 +167,9 @@ def _known() -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def linked(names: tuple[str, ...], used: frozenset[str]) -> str:
-    """What is used of headers, and what that uses, in their order, with the toolkit's headers before it."""
-    given = [each for name in names for each in definitions(name)]
+    """What is used of headers, those that every text may use first, and what that uses, in their order, with the
+    toolkit's headers before it."""
+    given = [each for name in dict.fromkeys((*BASE, *names)) for each in definitions(name)]
     kinds = {kind for kind, name in STORED.items() if name in used}
     by_name: dict[str, list[int]] = {}
     for place, each in enumerate(given):

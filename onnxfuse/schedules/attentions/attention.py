@@ -245,23 +245,18 @@ class _AttentionWork:
 
     def long(self, sizes: Mapping[str, int]) -> SpecialisedAttentionShape | None:
         """Such blocks where many queries meet many keys, which were quicker so in every case that was measured."""
-        rows, _, keys = _planned(self.parts, sizes)
+        rows, batch, keys = _planned(self.parts, sizes)
         bare = self.parts.visible is None and not any(
             isinstance(each, Load) for each in walk([self.parts.softmax.score]))
-        if min(rows or 0, keys or 0) < (LONG_BARE if bare else LONG):
+        if rows is None or keys is None or min(rows, keys) < (LONG_BARE if bare else LONG):
             return None
         head = max(self.depth, self.columns)
         shape = self._block(*next(block for most, block in (OF_BARE_HEAD if bare else OF_HEAD).items() if head <= most))
         if shape.groups > SMALLER[0]:
             smaller = self._block(*SMALLER)
-            turns, more = (self._turns(each, sizes) * each.groups for each in (shape, smaller))
+            turns, more = (_turns(-(-rows // each.rows) * (batch or 1)) * each.groups for each in (shape, smaller))
             shape = smaller if more < turns * OF_THREE else shape
         return shape if shape in self.specialised(sizes) else None
-
-    def _turns(self, shape: AttentionShape, sizes: Mapping[str, int]) -> int:
-        """Of blocks of which a multiprocessor has one at a time; as of one sequence where their number is not known."""
-        rows, batch, _ = _planned(self.parts, sizes)
-        return -(-(-(-(rows or 0) // shape.rows) * (batch or 1)) // HOPPER_HAS)
 
     @cached_property
     def mapped(self) -> Copied | None:
@@ -440,13 +435,18 @@ def _split_pace(request: Request, work: _AttentionWork, shape: AttentionShape) -
 def _paced(work: _AttentionWork, shape: AttentionShape, blocks: int, stages: int) -> Pace:
     """Of so many blocks, each of which goes through so many tiles of keys."""
     columns = work.depth * (2 if work.parts.kept else 1) + work.columns
-    flops, turns = 2 * shape.rows * shape.keys * columns, -(-blocks // HOPPER_HAS)
+    flops, turns = 2 * shape.rows * shape.keys * columns, _turns(blocks)
     share = SPECIALISED_SHARE if isinstance(shape, SpecialisedAttentionShape) else TOGETHER_SHARE
     if work.parts.kept:
         share = KEPT_SHARE
     if work.parts.words:
         share = ROUNDED_SHARE if turns > 1 else ROUNDED_ALONE
     return Pace(turns, stages, flops, share)
+
+
+def _turns(blocks: int) -> int:
+    """Of blocks of which a multiprocessor has one at a time."""
+    return -(-blocks // HOPPER_HAS)
 
 
 def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:

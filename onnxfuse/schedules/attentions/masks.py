@@ -1,10 +1,10 @@
 """Masks and biases of scores that come while these are multiplied.
 
-One along keys and queries is copied by a tensor map, tile by tile, as keys are.  Threads that read it where its scores
-are read eight rows at once, 16 bytes of each: the cache takes a turn for every row, as many as a score's power takes.
-A tile in shared memory is read as products read theirs, four times eight by eight elements an instruction, which leaves
-each thread with those that belong to its scores.  One that is the same for all queries, as padding is, threads read
-a tile ahead.
+One along keys and queries is copied tile by tile, by a tensor map as keys are or by each warp.  Threads that read it
+where its scores are read eight rows at once, 16 bytes of each: the cache takes a turn for every row, as many as a
+score's power takes.  A tile in shared memory is read as products read theirs, four times eight by eight elements an
+instruction, which leaves each thread with those that belong to its scores.  One that is the same for all queries, as
+padding is, is read a tile ahead: by each thread, or once for all into shared memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MaskTiles:
     period: Dim | None
 
     def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
-        """Under which a map copies it, and no tile's queries begin anew."""
+        """Under which it is copied, and no tile's queries begin anew."""
         anew = self.period is not None and self.period.multiple_of() % GROUP_ROWS
         return (*self.operand.guards(symbols),
                 *((f"{expression(self.period, symbols)} {GROUP_ROWS} % 0 ==",) if anew and self.period else ()))

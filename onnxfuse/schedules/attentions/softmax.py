@@ -29,37 +29,43 @@ finite; below which sums of 16-bit numbers times it are."""
 def unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
     """An attention whose scores are the sums themselves, and what they are to be multiplied by, where that is all that
     is done to scores which are not masked."""
-    visible = parts.visible
-    if visible is not None and visible.least is not None:
-        return parts, 1.0  # masked scores may count too
-    score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
+    if (unmasked := _unmasked(parts)) is None:
+        return parts, 1.0
+    score, factor = multiple_of(unmasked)
     capped = _capped(score, parts.words)
     score, factor = (score, factor * parts.factor) if capped is None else (capped, factor)
     known = isinstance(score, Contracted) or capped is not None
     if not known or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
         return parts, 1.0
-    masked = None if visible is None else replace(visible, score=score)
-    own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
-    return replace(parts, softmax=own, visible=masked, factor=1.0 if capped is None else parts.factor), factor
+    return replace(_of_score(parts, score), factor=1.0 if capped is None else parts.factor), factor
 
 
-def added_to(parts: AttentionParts, addend: Load | None) -> tuple[AttentionParts, float] | None:
+def added_to(parts: AttentionParts, addend: Load) -> tuple[AttentionParts, float] | None:
     """An attention whose scores are the sums themselves once a quotient of an addend was added to them, and what they
     are to be multiplied by, which that is divided by; None where scores are otherwise."""
-    visible = parts.visible
-    if visible is not None and visible.least is not None:
-        return None  # masked scores may count too
-    score = bare(parts.softmax.score if visible is None else visible.score)
+    score = None if (unmasked := _unmasked(parts)) is None else bare(unmasked)
     if not isinstance(score, Apply) or score.function != "add":
         return None
     for one, other in permutations(map(bare, score.operands)):
         sums, factor = multiple_of(one)
         factor *= parts.factor
         if isinstance(sums, Contracted) and other == addend and LEAST_FACTOR <= factor < LARGEST_FACTOR:
-            masked = None if visible is None else replace(visible, score=sums)
-            own = parts.softmax if visible is not None else replace(parts.softmax, score=sums)
-            return replace(parts, softmax=own, visible=masked, factor=1.0), factor
+            return replace(_of_score(parts, sums), factor=1.0), factor
     return None
+
+
+def _unmasked(parts: AttentionParts) -> Scalar | None:
+    """What a score is that no comparison of places masks; None where masked ones may count too."""
+    if parts.visible is None:
+        return parts.softmax.score
+    return parts.visible.score if parts.visible.least is None else None
+
+
+def _of_score(parts: AttentionParts, score: Scalar) -> AttentionParts:
+    """The same with another such score."""
+    if parts.visible is None:
+        return replace(parts, softmax=replace(parts.softmax, score=score))
+    return replace(parts, visible=replace(parts.visible, score=score))
 
 
 def _capped(score: Scalar, words: bool) -> Scalar | None:

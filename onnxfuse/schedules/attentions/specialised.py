@@ -76,7 +76,6 @@ class SpecialisedAttentionText(TogetherText):
         super().__init__(parts, sizes, shape, columns, copied.mask)
         self.copied, self.shape, self.first = copied, shape, first
         self.operands = copied.operands
-        self.ahead, self.staged = self.staged, None  # there are registers for what threads read by themselves
         self.alone = shape.groups == 1
         self.repeats = self.visible is not None and self.visible.least is not None
 

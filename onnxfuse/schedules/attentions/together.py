@@ -40,11 +40,9 @@ _SOME_OF_MASK = (
 _HERE = ("of::copies_here<0>();", "of::tiles_written();")
 SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
 SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
-MASK_PART = "of::value(reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half]).at[part + v])"
-"""What a thread has of a mask for a score."""
-
-KEY_MASK = "reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner)->at[part + v]"
-"""What all have of one that is the same for all queries."""
+_MASK_PAIR = "reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half])"
+_KEY_MASK_PAIR = "reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner)[0]"
+"""What a thread has of a mask for two scores, and what all have of one that is the same for all queries."""
 
 PACKED = ("powers[n / 2][n % 2 * 2 + half] = of::pair_of<T>(pair[0], pair[1]);",)
 """They are the left operand of the second product."""
@@ -59,7 +57,8 @@ class TogetherText(AttentionText):
     for; ``tiles`` is one.
 
     ``mask``: what is copied, where the shape says so.  ``staged``: a mask of keys, which threads read as they ask for
-    these, once for all queries.  ``added``: which of them is all that is done to scores: a multiple of it, where these
+    these, once for all queries; ``ahead``: one that each thread reads for itself instead, where
+    there are registers for it.  ``added``: what of a mask is all that is done to scores: a multiple of it, where these
     are not multiplied before, so that nothing is done to tiles that have none of it.
     """
 
@@ -67,7 +66,7 @@ class TogetherText(AttentionText):
     """Those of its tile, and the first of a warp's."""
 
     stages_masks = True
-    """Whether masks of keys are read so."""
+    """Whether masks of keys are staged."""
 
     def __init__(
         self, parts: AttentionParts, sizes: Mapping[str, str], shape: AttentionShape, columns: int,
@@ -75,13 +74,15 @@ class TogetherText(AttentionText):
     ) -> None:
         super().__init__(parts, sizes)
         self.keys, self.columns = shape.keys, columns
-        self.mask, self.staged = mask, mask_of_keys(self.parts)
+        of_keys = mask_of_keys(self.parts)
+        self.mask = mask
         self.added: Load | None = None
+        self.staged = of_keys if self.stages_masks else None
+        self.ahead = None if self.stages_masks else of_keys
         # A multiple of another type's lowest number may be none: of masks of keys that is looked at once.
         copied_mask = None if mask is None or self.parts.operand != FLOAT16 else mask.load
-        for load in (self.staged if self.stages_masks else None, copied_mask):
-            found = None if load is None or self.added is not None else added_to(self.parts, load)
-            if found is not None:
+        for load in filter(None, (self.staged, copied_mask)):
+            if self.added is None and (found := added_to(self.parts, load)) is not None:
                 self.added, (self.parts, self.factor) = load, found
 
     @property
@@ -105,8 +106,10 @@ class TogetherText(AttentionText):
     def held(self, scalar: Scalar) -> str | None:
         """What came of masks too."""
         if self.mask is not None and scalar == self.mask.load:
-            return MASK_PART
-        return KEY_MASK if self.staged is not None and scalar == self.staged else super().held(scalar)
+            return f"of::value({_MASK_PAIR}.at[part + v])"
+        if self.staged is not None and scalar == self.staged:
+            return f"{_KEY_MASK_PAIR}.at[part + v]"
+        return super().held(scalar)
 
     def _masks_of_keys(self, start: str, place: str) -> list[str]:
         """Lines that read a mask of keys for all queries, and say whether a thread's part of it is not zero."""
@@ -135,10 +138,8 @@ class TogetherText(AttentionText):
         if self.added is None:
             return super().scored(last)
         inverse = "" if self.factor == 1.0 else f" * {literal(1 / self.factor, FLOAT)}"
-        pair, part = (
-            ("reinterpret_cast<const of::Vector<float, 2>*>(key_mask + n * 8 + corner)[0]", "pair.at[v]")
-            if self.is_told else
-            ("reinterpret_cast<const of::Vector<T, 2>&>(masks[n][half])", f"of::value(pair.at[v]){inverse}"))
+        pair, part = (_KEY_MASK_PAIR, "pair.at[v]") if self.is_told else (
+            _MASK_PAIR, f"of::value(pair.at[v]){inverse}")
         adding = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int half = 0; half < 2; ++half", [
             f"const auto pair = {pair};",
             *unrolled("int v = 0; v < 2; ++v", [f"scores[0][n][half * 2 + v] += {part};"])]))

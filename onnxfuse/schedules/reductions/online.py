@@ -2,7 +2,7 @@
 
 While a row is read, the sum is of differences from the maximum so far, and is scaled down where that grows (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018).  A row that does not stay in registers is read twice
-then, not three times.  What the functors of ``cuda/onnxfuse.cuh`` owe at the edges is in docs/edge-values.md.
+then, not three times.  What the functors of ``cuda/reductions.cuh`` owe at the edges is in docs/edge-values.md.
 """
 
 from __future__ import annotations
