@@ -235,6 +235,31 @@ def test_tiles_that_have_nothing_of_a_mask(factor: int) -> None:
         check(other, inputs, limit=1, misalign=False, length=304)
 
 
+@pytest.mark.parametrize("mask", ["T[B,1,S,K]", "T[B,1,1,K]"])
+def test_tiles_without_a_mask_under_a_softmax_of_float32(mask: str) -> None:
+    """Casts to wider floats hide neither a mask nor the sums."""
+    text = MASKED.format(mask=mask).replace("T f = {2}", "float f = {8}").replace("c = Div(s, f) a = Add(c, m) p = Softmax(a)", (
+        "d = Cast<to = 1>(s) c = Div(d, f) n = Cast<to = 1>(m) a = Add(c, n) l = Softmax(a) p = Cast<to = 10>(l)"))
+    made = attention(text, planned=PLANNED)
+    inputs = random_inputs(made, {"B": 2, "H": 1, "S": 70, "K": 200})
+    inputs["m"][0, ..., :100], inputs["m"][1] = 0, 0
+    for choice in together(made):
+        other = told(made, choice, PLANNED)
+        assert "if (is_masked) {" in other.kernel.source
+        check(other, inputs, limit=1, misalign=False, length=200)
+
+
+def test_a_mask_that_is_made_narrower_is_rounded() -> None:
+    """So that what float16 has no room for is infinite: tiles that have some of it are scored as their nodes say."""
+    text = MASKED.format(mask="float[B,1,1,K]").replace("a = Add(c, m)", "n = Cast<to = 10>(m) a = Add(c, n)")
+    made = attention(text, planned=PLANNED)
+    inputs = random_inputs(made, {"B": 2, "H": 1, "S": 70, "K": 136})
+    inputs["m"][0, ..., 9:60] = -1e5
+    inputs["m"][1] = -1e5
+    for choice in together(made):
+        check(told(made, choice, PLANNED), inputs, limit=1, misalign=False, length=136)
+
+
 def test_one_of_two_is_copied() -> None:
     text = MASKED.format(mask="T[S,K] r, T[B,1,S,K]").replace("a = Add(c, m)", "b = Add(c, r) a = Add(b, m)")
     both(text, {"B": 2, "H": 1, "S": 70, "K": 136})

@@ -49,9 +49,19 @@ def added_to(parts: AttentionParts, addend: Load) -> tuple[AttentionParts, float
     for one, other in permutations(map(bare, score.operands)):
         sums, factor = multiple_of(one)
         factor *= parts.factor
-        if isinstance(sums, Contracted) and other == addend and LEAST_FACTOR <= factor < LARGEST_FACTOR:
+        if isinstance(sums, Contracted) and _narrow(other) == addend and LEAST_FACTOR <= factor < LARGEST_FACTOR:
             return replace(_of_score(parts, sums), factor=1.0), factor
     return None
+
+
+def _narrow(scalar: Scalar) -> Scalar:
+    """What a float is that was made wider, which rounds nothing."""
+    while isinstance(scalar, Apply) and scalar.function == "cast":
+        (one,) = scalar.operands
+        if not (TYPES[one.dtype].is_floating and TYPES[one.dtype].size < TYPES[scalar.dtype].size):
+            break
+        scalar = bare(one)
+    return scalar
 
 
 def _unmasked(parts: AttentionParts) -> Scalar | None:
