@@ -2,7 +2,7 @@
 those of float16 of the same sizes, the runtime's own QuantizeLinear and DequantizeLinear nodes, and the least that
 either could take.
 
-    python benchmarks/int8.py [--cases bert,llama,resnet] [--target GPU] [--dry-run]
+    python benchmarks/int8.py [--cases bert,llama,resnet] [--target GPU] [--dry-run] [--ways 4]
 
 Weights lie as a Gemm with ``transB`` has them, and as those of a MatMul are laid out that are constants; some lie as
 MatMul has them, which only weights do that are computed.  Activations have a zero point or none.  Results are float16,
@@ -23,7 +23,18 @@ from statistics import geometric_mean
 import click
 from common import environment, measured_on, table
 from processes import apart
-from region_times import Prepared, RegionResult, chosen, conclude, figure, graph, options
+from region_times import (
+    Prepared,
+    RegionResult,
+    chosen,
+    compile_all,
+    conclude,
+    figure,
+    graph,
+    meant,
+    options,
+    ways_option,
+)
 
 from onnxfuse.folding import LAYOUTS
 from onnxfuse.pipeline import Options, optimise
@@ -165,12 +176,17 @@ def subject_of(case: LayerCase, profile: Profile) -> tuple[Subject, float]:
     return subject, plan.costs.kernel_seconds(subject.fusion)
 
 
-def measure(case: LayerCase, profile: Profile, dry_run: bool) -> LayerResult:
-    """All ways to run a case in both types, timed."""
-    plain = replace(case, kind="float16")
-    found, beside = (Prepared.of(each, *subject_of(each, profile)).timed(dry_run) for each in (case, plain))
+def prepare(case: LayerCase, profile: Profile, most: int | None) -> tuple[Prepared[LayerCase], ...]:
+    """The ways to run a case in both types."""
+    both = (case, replace(case, kind="float16"))
+    return tuple(Prepared.of(each, *subject_of(each, profile), most) for each in both)
+
+
+def measure(both: Sequence[Prepared[LayerCase]], profile: Profile, dry_run: bool) -> LayerResult:
+    """All of them timed."""
+    found, beside = (prepared.timed(dry_run) for prepared in both)
     return LayerResult(**vars(found), float16=beside.ways[beside.best],
-                       floors=(case.floor(profile), plain.floor(profile)))
+                       floors=(found.case.floor(profile), beside.case.floor(profile)))
 
 
 def show(found: list[LayerResult]) -> tuple[str, bool]:
@@ -195,10 +211,14 @@ def show(found: list[LayerResult]) -> tuple[str, bool]:
 
 @click.command(help=__doc__.split("\n\n")[0])
 @options
-def main(names: str | None, target: str | None, dry_run: bool, out: Path) -> None:
+@ways_option
+def main(names: str | None, target: str | None, dry_run: bool, ways: int | None, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
+    prepared = [prepare(case, profile, ways) for case in meant(names, CASES, lambda case: case.name)]
+    if not dry_run:
+        compile_all(each for both in prepared for each in both)
+    found = chosen(None, prepared, lambda both: both[0].case.name, lambda both: measure(both, profile, dry_run))
     conclude(show(found), "int8", where, {"cases": [asdict(each) for each in found]}, None if dry_run else out)
 
 

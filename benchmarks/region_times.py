@@ -279,8 +279,7 @@ def typed_command(
     @click.command(help=doc.split("\n\n")[0])
     @options
     @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's too.")
-    @click.option("--ways", type=click.IntRange(1), metavar="N",
-                  help="Only the N generated ways of a case that come first, and what libraries have; all by default.")
+    @ways_option
     @click.option("--type", "named", type=click.Choice([name for kind, name in NAMED.items() if cases(kind)]),
                   default="float16", show_default=True, help="Of inputs, weights and results.")
     @click.option("--within", type=click.FloatRange(min=0), default=inf, show_default="no limit", metavar="SECONDS",
@@ -309,6 +308,13 @@ def options(command: Command) -> Command:
     """``--cases``, and what ``machine_options`` has."""
     cases = click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
     return cases(machine_options(command))
+
+
+def ways_option(command: Command) -> Command:
+    """``--ways``."""
+    return click.option(
+        "--ways", type=click.IntRange(1), metavar="N",
+        help="Only the N generated ways of a case that come first, and what libraries have; all by default.")(command)
 
 
 def machine_options(command: Command) -> Command:
