@@ -283,7 +283,7 @@ class Drafting:
             form: the model as it stands; compiled: begins to compile kernels of drafts that will hardly lose to others.
         """
         # Products are looked at only where something was measured, or is to be.
-        looks = DEQUANTISED not in self.forming.rules.disabled and self._measures
+        looks = DEQUANTISED not in self.forming.rules.disabled and (self._measures or form.costs.knows_tiles)
         values = shared(form.graph) if looks else ()
         start = self.forming.dequantised(form, values) if values else form
         return Expected(start, self._drafts(start, compiled), self.eager)

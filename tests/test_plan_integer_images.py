@@ -121,6 +121,21 @@ def test_what_was_measured_faster_is_taken(
     assert (dequantised_record(made.model) is not None) == (model is shared)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("model", [chain, residual, shared])
+def test_predictions_decide_where_nothing_was_measured(model: Callable[[type], onnx.ModelProto], kind: type) -> None:
+    """By what is known of a GPU all convolutions are of integers and channels last, with numbers between them; an
+    operand that several read is dequantised for each of them."""
+    source = model(kind)
+    made = planned(source, dims={"rows": 512}, target="H200")
+    regions = products(made)
+    count = sum(node.op_type == "Conv" for node in source.graph.node)
+    assert sum(node.op == "Conv" for region in regions for node in region.nodes) == count
+    assert all(integers for _, integers in operators(made, chosen=True)) and layout_record(made.model) is not None
+    assert all(region.kernel.pace is not None for region in regions)
+    assert unfuse(made.model) == source
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_what_is_read_as_it_is_too_is_written_both_ways(kind: type, last: bool, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import FLOAT, INT8, UINT8
-from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, recurs, slides
+from onnxfuse.operators.classes import is_in_groups, is_narrow, multiplied, quantised, recurs, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
@@ -115,8 +115,8 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
     multiplied = multiplied_by_kernels(pool, context)
+    _offer_integers(plain, pool, context)
     if measures:
-        _offer_integers(plain, pool, context)
         _offer_folded(multiplied, pool, context)
     if pool.maker.costs.knows_tiles:
         _offer_as_before(filter(is_in_groups, multiplied), pool, context)
@@ -187,10 +187,12 @@ def _is_held(node: Node) -> bool:
 
 
 def _is_foreseen(node: Node, facts: Mapping[Node, Facts]) -> bool:
-    """Whether the time of a product's kernel may follow from that of others: of floats, of windows over images that are
-    laid out for it, or have too few channels to be."""
+    """Whether the time of a product's kernel may follow from that of others: of floats, or numbers that are made such,
+    of windows over images that are laid out for it, or have too few channels to be."""
     if is_laid_anew(node) and not has_few_channels(node):
-        source = None if node.inputs[0] is None else node.inputs[0].producer
+        image = node.inputs[0]
+        numbers = None if image is None else quantised(image)
+        source = next((value.producer for value in (numbers, image) if value is not None), None)
         return source is not None and source in facts and facts[source].returns
     return all(map(is_narrow, multiplied(node))) or _rounds(node)
 

@@ -10,7 +10,7 @@ patch.py           convolutions of few channels; pixels.py of pixels in vectors
 few.py             products of few rows; few_text.py their text
 tall.py            products of many rows by few columns
 cut.py             results that are cut from one product's sums
-integers.py        products of 8-bit integers
+integers.py        products of 8-bit integers; integer_pace.py what their time follows from
 library.py         what cuBLASLt runs in a kernel's place; cudnn.py what cuDNN does
 norms.py           the schedule of convolutions of whose results a norm over windows is taken; norm_groups.py of which
                    groups, column_moments.py the text that tells mean and squares with them

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from onnxfuse.graph.dims import Dim
 from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
 from onnxfuse.schedules.products.boxes import Boxed, BoxShape
+from onnxfuse.schedules.products.integer_pace import IntegerTiles
 from onnxfuse.schedules.products.library import LibraryShape
 from onnxfuse.schedules.products.maps import COPIED, FILLED, Mapped
 from onnxfuse.schedules.products.parts import ProductParts, Side
@@ -42,8 +43,9 @@ follows them)."""
 LINE_UNEVEN = 1.55
 """How many times as long that takes of pixels whose bytes are no power of two (H100, of 24 channels and of 48)."""
 
-MULTIPLIED = {2: 6.2e12, 4: 3.1e12}
-"""FLOP/s of a multiprocessor in large tiles, by the bytes of an element (H200, of 16-bit floats)."""
+MULTIPLIED = {1: 6.2e12, 2: 6.2e12, 4: 3.1e12}
+"""FLOP/s of a multiprocessor in large tiles, by the bytes of an element (H200, of 16-bit floats; that of integers is a
+multiple of it)."""
 
 GATHERED = {2: (0.08e-9, 0.28e-9), 4: (0.2e-9, 0.6e-9)}
 """Seconds in which a multiprocessor's threads gather an element of windows, by its bytes: where sums are of ``NEAR``
@@ -72,11 +74,12 @@ UNKNOWN = 4096
 
 
 class Tiles:
-    """The tiles of one region's products at its planned sizes; ``boxed``: as tensor maps copy boxes of windows, None
-    where they do not."""
+    """The tiles of one region's products at its planned sizes; ``mapped``, ``boxed``: as tensor maps copy them, whole
+    or in boxes of windows; no operand, or None, where they do not."""
 
-    def __init__(self, parts: ProductParts, request: Request, boxed: tuple[Boxed, Mapped] | None) -> None:
-        self.parts, self.request, self.boxed = parts, request, boxed
+    def __init__(self, parts: ProductParts, request: Request, mapped: Sequence[Mapped],
+                 boxed: tuple[Boxed, Mapped] | None) -> None:
+        self.parts, self.request, self.mapped, self.boxed = parts, request, mapped, boxed
 
     def planned(self, size: Dim) -> int:
         """A size as it is planned to be; large where that is not known."""
@@ -132,6 +135,8 @@ class Paces:
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
         if None in sizes or self.parts.exact:  # of which nothing was measured
             return None
+        if self.parts.integers:
+            return self._of_integers(shape)
         if type(shape) is ProductShape:
             return self._copied(shape) or self._gathering(shape, stored)
         if not isinstance(shape, SpecialisedShape) or shape.split > 1:
@@ -149,6 +154,20 @@ class Paces:
         ends = RESULT_ALONE * shape.rows * shape.columns if uneven else 0.0
         return Pace(-(-tiles // HOPPER_HAS), stages, flops, self._share(shape), self._waits(shape), results,
                     shape.turns > 1, ends=ends)
+
+    def _of_integers(self, shape: ProductShape | LibraryShape) -> Pace | None:
+        """The same of integers."""
+        parts, tiles = self.parts, self.tiles
+        rows = tiles.planned(parts.columns if parts.swapped else parts.rows)
+        if not isinstance(shape, ProductShape) or len(parts.rights) > 1 or rows < LEAST_PACED:
+            return None
+        if isinstance(shape, SpecialisedShape) and shape.split > 1:
+            return None
+        boxes = isinstance(shape, BoxShape)
+        return IntegerTiles(
+            tiles.boxes_of(shape) if isinstance(shape, BoxShape) else tiles.count(shape.rows, shape.columns),
+            tiles.box_steps if boxes else tiles.steps, tiles.staged_depth, not tiles.mapped, parts.follows,
+            parts.has_zeros, all(side.copied and side.width == parts.width for side in self.vectors)).pace(shape)
 
     def _share(self, shape: SpecialisedShape) -> float:
         """Of the rate that large tiles reach, where operands are rounded."""

@@ -262,7 +262,7 @@ class ProductWork:
             return []
         return pixel_shapes_of(self.patch, self.blocks.planned)
 
-    def _are_quicker(self, pixels: Sequence[PixelShape], copied: Sequence[SpecialisedShape]) -> bool:
+    def _are_quicker(self, pixels: Sequence[PixelShape], copied: Sequence[ProductShape]) -> bool:
         """Whether pieces of the image are expected to take less than boxes: where a pixel's channels are no stage of
         those that tensor maps copy, and, of float32, results no half of the least tile (so they did on an H100, of 26
         convolutions all but those of one tile), and by what tiles take."""
