@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,19 @@ def test_what_comes_in() -> None:
     layer = ["DequantizeLinear", "DequantizeLinear", "MatMul", "Add", "Relu"]
     assert (layer, True) in found and ([*layer, "QuantizeLinear"], True) in found
     assert (["MatMul", "Add", "Relu"], False) in found  # as it stands beside what dequantises
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("model", [feed_forward, projections])
+def test_predictions_decide_where_nothing_was_measured(model: Callable[[type], onnx.ModelProto], kind: type) -> None:
+    """By what is known of a GPU all layers are of integers, with weights that lie the other way."""
+    source = model(kind)
+    made = planned(source, dims={"rows": 8192}, target="H200")
+    held = [region for region in made.plan.fusions if any(node.op == "MatMul" for node in region.nodes)]
+    assert sum(node.op == "MatMul" for region in held for node in region.nodes) == sum(
+        node.op_type == "MatMul" for node in source.graph.node)
+    assert all("int8" in region.kernel.entry and region.folded for region in held)
+    assert unfuse(made.model) == source
 
 
 def test_layers_of_other_scales_have_one_kernel() -> None:

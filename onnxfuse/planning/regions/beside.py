@@ -11,7 +11,7 @@ from itertools import takewhile
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import classify
-from onnxfuse.operators.classes import QUANTIZE, moves_innermost, multiplied, quantised
+from onnxfuse.operators.classes import DEQUANTIZE, QUANTIZE, moves_innermost, multiplied, quantised
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.evidence import SLOWER
@@ -379,16 +379,18 @@ class Offer:
 
     def _folded(self, members: Members) -> Costed | Refusal | None:
         """A region whose kernel reads weights into which what is beside its products is folded, by what was measured of
-        it; None where there is no such."""
-        if self.context.measured is None and not self.context.eager:
+        it, or the other way, by what is predicted too; None where there is no such."""
+        measures = self.context.measured is not None or self.context.eager
+        turns = self.pool.maker.costs.knows_tiles and any(node.op == DEQUANTIZE for node in members)
+        if not measures and not turns:
             return None
         fold, refusals = self.pool.maker.folds.of(members)
         self.pool.refusals += refusals
-        if fold is None:
+        if fold is None or (fold.collapses and not measures):
             return None
         region = self.pool.region(members, self.stage, fold)
         found = region if isinstance(region, Refusal) else self._costed(region)
-        if not isinstance(found, Refusal) and found[0].measured is None:
+        if not isinstance(found, Refusal) and found[0].measured is None and fold.collapses:
             return None
         return found
 

@@ -159,7 +159,7 @@ class Paces:
         """The same of integers."""
         parts, tiles = self.parts, self.tiles
         rows = tiles.planned(parts.columns if parts.swapped else parts.rows)
-        if not isinstance(shape, ProductShape) or len(parts.rights) > 1 or rows < LEAST_PACED:
+        if not isinstance(shape, ProductShape) or rows < LEAST_PACED:
             return None
         if isinstance(shape, SpecialisedShape) and shape.split > 1:
             return None
