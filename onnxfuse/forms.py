@@ -282,7 +282,7 @@ class Drafting:
         Args:
             form: the model as it stands; compiled: begins to compile kernels of drafts that will hardly lose to others.
         """
-        # Products are looked at only where something was measured, or is to be.
+        # Products are looked at only where something was measured, is to be, or is foreseen by the GPU's rates.
         looks = DEQUANTISED not in self.forming.rules.disabled and (self._measures or form.costs.knows_tiles)
         values = shared(form.graph) if looks else ()
         start = self.forming.dequantised(form, values) if values else form

@@ -32,6 +32,7 @@ from onnxfuse.planning.regions.normed import normed_before, scales_operands
 from onnxfuse.planning.regions.reduced import normed_behind, reduced_behind
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.planning.weights.collapsing import Fold
+from onnxfuse.planning.weights.transposing import are_transposed
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
 from onnxfuse.schedules import Does, schedule_of
@@ -379,18 +380,18 @@ class Offer:
 
     def _folded(self, members: Members) -> Costed | Refusal | None:
         """A region whose kernel reads weights into which what is beside its products is folded, by what was measured of
-        it, or the other way, by what is predicted too; None where there is no such."""
+        it, or that lie the other way, by what is predicted too; None where there is no such."""
         measures = self.context.measured is not None or self.context.eager
-        turns = self.pool.maker.costs.knows_tiles and any(node.op == DEQUANTIZE for node in members)
-        if not measures and not turns:
+        foresees = self.pool.maker.costs.knows_tiles and any(node.op == DEQUANTIZE for node in members)
+        if not measures and not foresees:
             return None
         fold, refusals = self.pool.maker.folds.of(members)
         self.pool.refusals += refusals
-        if fold is None or (fold.collapses and not measures):
+        if fold is None or not (measures or are_transposed(fold.nodes)):
             return None
         region = self.pool.region(members, self.stage, fold)
         found = region if isinstance(region, Refusal) else self._costed(region)
-        if not isinstance(found, Refusal) and found[0].measured is None and fold.collapses:
+        if not isinstance(found, Refusal) and found[0].measured is None and not are_transposed(fold.nodes):
             return None
         return found
 

@@ -190,9 +190,8 @@ def _is_foreseen(node: Node, facts: Mapping[Node, Facts]) -> bool:
     """Whether the time of a product's kernel may follow from that of others: of floats, or numbers that are made such,
     of windows over images that are laid out for it, or have too few channels to be."""
     if is_laid_anew(node) and not has_few_channels(node):
-        image = node.inputs[0]
-        numbers = None if image is None else quantised(image)
-        source = next((value.producer for value in (numbers, image) if value is not None), None)
+        image = quantised(node.inputs[0]) or node.inputs[0]
+        source = None if image is None else image.producer
         return source is not None and source in facts and facts[source].returns
     return all(map(is_narrow, multiplied(node))) or _rounds(node)
 

@@ -36,6 +36,11 @@ def size_of(node: Node) -> int:
     return prod(size.value or 0 for size in weights.shape)
 
 
+def are_transposed(folded: Collection[Node]) -> bool:
+    """Whether nodes that are folded into weights are nothing but what dequantises weights that lie the other way."""
+    return all(node.op == DEQUANTIZE for node in folded)
+
+
 def dequantised_weights(product: Node, members: Collection[Node], graph: Graph) -> Node | None:
     """The node of a region that dequantises a product's weights, whose columns lie side by side; None where there is
     none, or others read them too."""

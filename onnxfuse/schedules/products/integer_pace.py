@@ -48,14 +48,13 @@ class IntegerTiles:
     def pace(self, shape: ProductShape) -> Pace | None:
         """Of blocks with a warp that copies, and of those whose warps multiply together; None of others, of which
         nothing was measured."""
-        tiles, results = -(-self.count // HOPPER_HAS), shape.rows * shape.columns
-        if isinstance(shape, SpecialisedShape):
-            one, each = RESULT_SPECIALISED
-            flops = 2 * results * self.line
-            return Pace(tiles, self.stages, flops, RATE, ends=results * (one + each * self.follows) - TILE_ENDS)
-        if not shape.together or not self.copied:
+        copies = isinstance(shape, SpecialisedShape)
+        if not copies and not (shape.together and self.copied):
             return None
-        one, each = RESULT
+        tiles, results = -(-self.count // HOPPER_HAS), shape.rows * shape.columns
+        one, each = RESULT_SPECIALISED if copies else RESULT
+        ends = results * (one + each * self.follows) - TILE_ENDS
+        if copies:
+            return Pace(tiles, self.stages, 2 * results * self.line, RATE, ends=ends)
         line = (LINE_OF_WINDOWS if self.windows else LINE) * (ZEROS if self.zeros else 1.0)
-        return Pace(tiles, self.stages, 0, waits=line * (shape.rows + shape.columns),
-                    ends=results * (one + each * self.follows) - TILE_ENDS)
+        return Pace(tiles, self.stages, 0, waits=line * (shape.rows + shape.columns), ends=ends)

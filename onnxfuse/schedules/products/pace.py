@@ -135,18 +135,19 @@ class Paces:
             self.parts.batch, self.parts.rows, self.parts.columns, self.parts.depth)]
         if None in sizes or self.parts.exact:  # of which nothing was measured
             return None
+        if isinstance(shape, SpecialisedShape) and shape.split > 1:
+            return None
         if self.parts.integers:
-            return self._of_integers(shape)
+            return self._of_integers(shape) if isinstance(shape, ProductShape) else None
         if type(shape) is ProductShape:
             return self._copied(shape) or self._gathering(shape, stored)
-        if not isinstance(shape, SpecialisedShape) or shape.split > 1:
+        if not isinstance(shape, SpecialisedShape):
             return None
         if self.tiles.planned(self.parts.rows) < LEAST_PACED:
             return None
         if isinstance(shape, SharedShape):
             return self.shared(shape)
-        tiles, stages = (self.tiles.boxes_of(shape), self.tiles.box_steps) if isinstance(shape, BoxShape) else (
-            self.tiles.count(shape.rows, shape.columns), self.tiles.steps)
+        tiles, stages = self._gone_through(shape)
         flops = 2 * shape.rows * max(shape.columns, NARROW) * (shape.line // self.parts.size)
         results = RESULTS[shape.turns] if self.parts.rounds else None
         columns = self.tiles.planned(self.parts.columns)
@@ -155,19 +156,20 @@ class Paces:
         return Pace(-(-tiles // HOPPER_HAS), stages, flops, self._share(shape), self._waits(shape), results,
                     shape.turns > 1, ends=ends)
 
-    def _of_integers(self, shape: ProductShape | LibraryShape) -> Pace | None:
+    def _gone_through(self, shape: ProductShape) -> tuple[int, int]:
+        """How many tiles there are, and stages that each goes through."""
+        if isinstance(shape, BoxShape):
+            return self.tiles.boxes_of(shape), self.tiles.box_steps
+        return self.tiles.count(shape.rows, shape.columns), self.tiles.steps
+
+    def _of_integers(self, shape: ProductShape) -> Pace | None:
         """The same of integers."""
         parts, tiles = self.parts, self.tiles
-        rows = tiles.planned(parts.columns if parts.swapped else parts.rows)
-        if not isinstance(shape, ProductShape) or rows < LEAST_PACED:
+        if tiles.planned(parts.columns if parts.swapped else parts.rows) < LEAST_PACED:
             return None
-        if isinstance(shape, SpecialisedShape) and shape.split > 1:
-            return None
-        boxes = isinstance(shape, BoxShape)
-        return IntegerTiles(
-            tiles.boxes_of(shape) if isinstance(shape, BoxShape) else tiles.count(shape.rows, shape.columns),
-            tiles.box_steps if boxes else tiles.steps, tiles.staged_depth, not tiles.mapped, parts.follows,
-            parts.has_zeros, all(side.copied and side.width == parts.width for side in self.vectors)).pace(shape)
+        copied = all(side.copied and side.width == parts.width for side in self.vectors)
+        return IntegerTiles(*self._gone_through(shape), tiles.staged_depth, not tiles.mapped, parts.follows,
+                            parts.has_zeros, copied).pace(shape)
 
     def _share(self, shape: SpecialisedShape) -> float:
         """Of the rate that large tiles reach, where operands are rounded."""
