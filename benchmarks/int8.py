@@ -6,8 +6,8 @@ either could take.
 
 Weights lie as a Gemm with ``transB`` has them, and as those of a MatMul are laid out that are constants; some lie as
 MatMul has them, which only weights do that are computed.  Activations have a zero point or none.  Results are float16,
-or int8 for the next layer behind bias and ReLU.  Images of convolutions, those of ResNet-50, lie channels-last, and so
-do weights and results, which are int8 behind bias and ReLU.  float16 is the same without rounding, from the same
+or int8 for the next layer behind bias and ReLU or GELU.  Images of convolutions, those of ResNet-50, lie channels-last,
+and so do weights and results, which are int8 behind bias and ReLU.  float16 is the same without rounding, from the same
 checkout, in its quickest way too.  The floor is that of the bytes, or of the operations at the data sheet's rate.
 Passes where int8 takes less time than float16 in every case of the former weights.  ``--dry-run`` names the ways and
 times nothing.
@@ -21,9 +21,11 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
+import numpy as np
 from common import environment, measured_on, table
 from processes import apart
 from region_times import (
+    SCALE,
     Prepared,
     RegionResult,
     chosen,
@@ -42,16 +44,21 @@ from onnxfuse.planning.costs.hardware import Profile, resolve_profile
 from onnxfuse.schedules.products.product import Product
 from onnxfuse.tuning.subjects import Subject, subjects_of
 
-OPSET = 19
-"""The first that dequantises to float16."""
+OPSET = 20
+"""The first that has Gelu; DequantizeLinear gives float16 from 19 on."""
+
+
+MEAN = 63**2
+"""Of products of two numbers as tuning draws them, from none to 127."""
 
 
 @dataclass(frozen=True)
 class LayerCase:
     """A layer of ``rows`` by ``columns`` over ``depth``; ``last``: whether what is summed over is last in the weights,
     as those that are constants are laid out; ``zero``: whether activations have a zero point; ``rounded``: whether it
-    writes int8, behind bias and ReLU; ``kind``: "int8", or "float16" for the same without quantised numbers.  With a
-    ``side`` a convolution of ``rows`` images of as many pixels each way, by a ``window`` and a ``stride``."""
+    writes int8, behind bias and its ``activation``; ``kind``: "int8", or "float16" for the same without quantised
+    numbers.  With a ``side`` a convolution of ``rows`` images of as many pixels each way, by a ``window`` and a
+    ``stride``."""
 
     name: str
     rows: int
@@ -60,6 +67,7 @@ class LayerCase:
     last: bool = True
     zero: bool = False
     rounded: bool = False
+    activation: str = "Relu"
     kind: str = "int8"
     side: int = 0
     window: int = 1
@@ -82,9 +90,8 @@ class LayerCase:
         if self.kind == "float16":
             return (f"(float16{image} a, float16{weights} b, float16[{n}] c) => (float16{result} y) "
                     f"{{ x = {first}(a) w = {first}(b) {conv} y = {last}(r) }}")
-        zero, point = (", int8 z", ", z") if self.zero else ("", "")
-        return (f"(int8{image} a, int8{weights} b, float16 s{zero}, float16[{n}] t, float16[{n}] c, float16 o, int8 f) "
-                f"=> (int8{result} y) {{ i = {first}(a) x = DequantizeLinear(i, s{point}) "
+        return (f"(int8{image} a, int8{weights} b, float16[{n}] t, float16[{n}] c) => (int8{result} y) {{ "
+                f"{self._constants} i = {first}(a) x = DequantizeLinear(i, s{', z' if self.zero else ''}) "
                 f"j = {first}(b) w = DequantizeLinear<axis = 0>(j, t) {conv} q = QuantizeLinear(r, o, f) "
                 f"y = {last}(q) }}")
 
@@ -94,18 +101,25 @@ class LayerCase:
         m, n, k = self.rows, self.columns, self.depth
         weights = f"[{n},{k}] b" if self.last else f"[{k},{n}] b"
         product = "p = Gemm<transB = 1>(x, w)" if self.last else "p = MatMul(x, w)"
-        end, result = ("u = Add(p, c) v = Relu(u) ", "v") if self.rounded else ("", "p")
+        end, result = (f"u = Add(p, c) v = {self.activation}(u) ", "v") if self.rounded else ("", "p")
         bias = f", float16[{n}] c" if self.rounded else ""
         if self.kind == "float16":
             return (f"(float16[{m},{k}] x, float16{weights.replace(' b', ' w')}{bias}) => (float16[{m},{n}] y) "
                     f"{{ {product} {end} y = Identity({result}) }}")
         last = f"y = QuantizeLinear({result}, o, f)" if self.rounded else f"y = Identity({result})"
-        step = ", float16 o, int8 f" if self.rounded else ""
-        zero, point = (", int8 z", ", z") if self.zero else ("", "")
         out = ("int8" if self.rounded else "float16") + f"[{m},{n}] y"
-        return (f"(int8[{m},{k}] a, int8{weights}, float16 s{zero}, float16[{n}] t{bias}{step}) => ({out}) "
-                f"{{ x = DequantizeLinear(a, s{point}) w = DequantizeLinear<axis = {0 if self.last else 1}>(b, t) "
-                f"{product} {end} {last} }}")
+        return (f"(int8[{m},{k}] a, int8{weights}, float16[{n}] t{bias}) => ({out}) {{ {self._constants} "
+                f"x = DequantizeLinear(a, s{', z' if self.zero else ''}) "
+                f"w = DequantizeLinear<axis = {0 if self.last else 1}>(b, t) {product} {end} {last} }}")
+
+    @property
+    def _constants(self) -> str:
+        """Scales and zero points, as a network's are: nearly all results are within what int8 holds."""
+        largest = 3 * MEAN * SCALE**2 * self.depth * self.window**2
+        steps = {name: int(np.float16(number).view(np.uint16)) for name, number in (("s", SCALE), ("o", largest / 127))}
+        kinds = {name: f"float16 {{{bits}}}" for name, bits in steps.items()} | {"z": "int8 {3}", "f": "int8 {0}"}
+        return " ".join(f"{name} = Constant<value = {value}>()" for name, value in kinds.items()
+                        if (name not in "of" or self.rounded) and (name != "z" or self.zero))
 
     @property
     def after(self) -> int:
@@ -154,6 +168,8 @@ IMAGES = tuple(
 CASES = (
     *PLAIN, *IMAGES, *(replace(each, name=f"{each.name}, zero point", zero=True) for each in IMAGES if each.window > 1),
     *(replace(each, name=f"{each.name}, to int8", rounded=True) for each in PLAIN if "32" in each.name),
+    *(replace(each, name=f"{each.name}, GELU to int8", rounded=True, activation="Gelu")
+      for each in PLAIN if each.name in ("bert 8:128 up", "bert 32:384 up", "vit 32 up")),
     *(replace(each, name=f"{each.name}, zero point", zero=True) for each in PLAIN if "bert 32" in each.name),
     *(replace(each, name=f"{each.name}, columns last", last=False) for each in PLAIN if "32" in each.name))
 
@@ -170,7 +186,7 @@ def subject_of(case: LayerCase, profile: Profile) -> tuple[Subject, float]:
     """The region of a case that holds all of its nodes, and the seconds that are predicted for it."""
     # Values lie as the case says.
     options = Options(disable=(LAYOUTS,), target=profile, verify=False, database=False, eager=True)
-    plan = optimise(graph(case.text, OPSET), options)
+    plan = optimise(graph(case.text, OPSET, ("t", "c")), options)
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
     return subject, plan.costs.kernel_seconds(subject.fusion)

@@ -450,4 +450,6 @@ def test_they_compile_and_spill_nothing(architecture: int) -> None:
         image = convolution("another padding on each side", left, last=True, channels=256, features=256, right=right)
         for made in (product, image):
             figures = default_compiler().figures(source_of(made.kernel.source, made.kernel.plan), f"sm_{architecture}")
-            assert all(each.spilled_bytes == 0 for name, each in figures.items() if "_v" in name), figures
+            run = {name: each for name, each in figures.items()
+                   if "_v" in name and (architecture == 90 or "together" not in name)}
+            assert run and all(each.spilled_bytes == 0 for each in run.values()), figures

@@ -11,23 +11,45 @@ Packed = tuple[str, str, str]
 """The type of what lanes keep of a result, its value, and what makes a vector of that."""
 
 
-def packed(writer: Writer, result: Scalar, name: str, width: int | None = None) -> Packed:
+def packed(writer: Writer, result: Scalar, name: str, width: int | None = None, *, words: bool = False) -> Packed:
     """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
     half the instructions; and of halves that are numbers times their sigmoids, of which two need one reciprocal.
 
     Args:
         width: elements of a vector; None where the text is for any number of them.
+        words: whether those of numbers that are quantised are of words, of four each.
     """
     if width != 1 and (gated := _gated_by_itself(result)) is not None:
         return "float", writer.scalar(gated), f"of::pack_silu({name})"
-    if width and width > 1 and isinstance(result, Apply) and result.function == "nearest_byte":
-        quotient, zero, *_ = result.operands
-        if isinstance(quotient, Apply) and quotient.function == "steps":
-            source, step = quotient.operands
-            if all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in (step, zero)):
-                given = f"{writer.scalar(step)}, {writer.scalar(zero)}"
-                return "float", writer.scalar(source), f"of::quantised<{TYPES[result.dtype].storage}>({name}, {given})"
+    by = step_of(result) if width and width > 1 else None
+    if by is not None and all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in by):
+        step, zero = map(writer.scalar, by)
+        source, *_ = _quotient(result).operands
+        kind, positive = TYPES[result.dtype].storage, "true" if _is_positive(source) else "false"
+        function = f"quantised_words<{kind}, {positive}>" if words else f"quantised<{kind}>"
+        return "float", writer.scalar(source), f"of::{function}({name}, {step}, {zero})"
     return packed_as_it_is(writer, result, name)
+
+
+def _is_positive(number: Scalar) -> bool:
+    """Whether a number is none, zero or more, by what it is made of."""
+    while isinstance(number, Apply) and number.function == "narrow":
+        number = number.operands[0]
+    return isinstance(number, Apply) and number.function == "relu"
+
+
+def step_of(result: Scalar) -> tuple[Scalar, Scalar] | None:
+    """The step and the zero point that numbers are quantised by; None of any other result."""
+    if not isinstance(result, Apply) or result.function != "nearest_byte":
+        return None
+    quotient, zero, *_ = result.operands
+    return (quotient.operands[1], zero) if isinstance(quotient, Apply) and quotient.function == "steps" else None
+
+
+def _quotient(result: Scalar) -> Apply:
+    """What is rounded of numbers that are quantised."""
+    assert isinstance(result, Apply) and isinstance(result.operands[0], Apply)
+    return result.operands[0]
 
 
 def packed_as_it_is(writer: Writer, result: Scalar, name: str) -> Packed:

@@ -172,6 +172,27 @@ __device__ __forceinline__ void multiply_own_bytes(ByteSums<rows16, columns8>& s
   }
 }
 
+// ---- Sums where lanes have them. ----
+
+// The line of a tile in which a column's elements lie, and the column of a line, where each of four lanes is to have
+// `width` neighbours: pairs of two columns of every eight.
+template <int width> __device__ __forceinline__ int line_of(int column) {
+  const int own = column % (4 * width);
+  return column - own + own % width / 2 * 8 + own / width * 2 + own % 2;
+}
+template <int width> __device__ __forceinline__ int column_of(int line) {
+  const int own = line % (4 * width);
+  return line - own + own % 8 / 2 * width + own / 8 * 2 + own % 2;
+}
+// A lane's neighbours, in one of its two rows, from a number of eight columns on.
+template <int width, int columns8>
+__device__ __forceinline__ Vector<int, width> own_sums(const int (&sums)[columns8][4], int n, int half) {
+  Vector<int, width> own;
+#pragma unroll
+  for (int v = 0; v < width; ++v) own.at[v] = sums[n + v / 2][half * 2 + v % 2];
+  return own;
+}
+
 // ---- The sums as rows in shared memory. ----
 
 // The row, from a warp's 16 on, of a lane's sums in each half, and the column of number j of the 8 with number n.
@@ -226,13 +247,14 @@ __device__ __forceinline__ void lay_row_totals(int* totals, const ByteSums<rows1
       if (lane % 4 == 0) totals[row + i * 16 + sums_row<across>(lane, half)] = total;
     }
 }
-template <bool across, int rows16, int columns8>
+template <bool across, int width, int rows16, int columns8>
 __device__ __forceinline__ void lay_column_totals(int* totals, const ByteSums<rows16, columns8>& sums, int column) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < columns8; ++n) {
     const int total = total_of_four(sums.columns[n]);
-    if (lane % 4 == 0) totals[column + sums_column<across>(lane / 8, n, lane / 4 % 2)] = total;
+    const int line = sums_column<across>(lane / 8, n, lane / 4 % 2);
+    if (lane % 4 == 0) totals[column + column_of<width>(line)] = total;
   }
 }
 // The sum of products of numbers less their zero points, from that of the numbers: wrapped around, as it is.

@@ -47,11 +47,13 @@ __device__ __forceinline__ void add_lines(int (&totals)[count], const T* tile) {
     }
   }
 }
-template <int lines, int threads, int count>
+template <int lines, int threads, int width, int count>
 __device__ __forceinline__ void lay_lines(int* totals, const int (&own)[count]) {
 #pragma unroll
-  for (int i = 0; i < count; ++i)
-    if (threadIdx.x + i * threads < lines) totals[threadIdx.x + i * threads] = own[i];
+  for (int i = 0; i < count; ++i) {
+    const int line = threadIdx.x + i * threads;
+    if (line < lines) totals[column_of<width>(line)] = own[i];
+  }
 }
 
 }  // namespace of

@@ -336,6 +336,36 @@ __device__ __forceinline__ Vector<T, width> quantised(const float (&x)[width], f
   }
   return vector;
 }
+// What of::quantised gives, as words of four bytes: a vector of bytes would be taken apart where it is copied.  Of
+// quotients that the type holds the product with a reciprocal is off by 2 ^ -15 at most, so that all that is further than
+// that from what is rounded either way is sure.  Where numbers are `positive` or none, so are sums, by steps that are.
+template <typename T, bool positive, int width>
+__device__ __forceinline__ Vector<unsigned, width / 4> quantised_words(const float (&x)[width], float step, int zero) {
+  const float size = positive ? step : ::fabsf(step), inverse = 1.0f / step, near = size * 0.49995f;
+  const int whole = zero - 0x4b400000;
+  bool sure = size > 1e-30f && size < 1e30f;
+  int y[width];
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    const float nearest = ::fmaf(x[v], inverse, 12582912.0f), sum = positive ? nearest : ::fmaxf(nearest, 8388608.0f);
+    sure &= ::fabsf(::fmaf(12582912.0f - sum, step, x[v])) <= near;
+    y[v] = __float_as_int(sum) + whole;
+  }
+  if (!sure) {
+    const float least = (float)lowest<T>(), most = (float)highest<T>();
+#pragma unroll
+    for (int v = 0; v < width; ++v) y[v] = (int)(T)nearest_byte(steps(x[v], step), zero, least, most);
+  }
+  Vector<unsigned, width / 4> words;
+#pragma unroll
+  for (int v = 0; v < width; v += 4) words.at[v / 4] = four_bytes<T>(y + v);
+  return words;
+}
+// Two of the bytes of words, from one with an even number on.
+template <typename T, int count>
+__device__ __forceinline__ void store_two(T* to, const Vector<unsigned, count>& words, int first) {
+  *reinterpret_cast<unsigned short*>(to) = (unsigned short)(words.at[first / 4] >> first % 4 * 8);
+}
 template <typename T> __device__ __forceinline__ T bcast(T a, T b) { return a == 1 ? b : a; }
 // Of indices: a division by zero gives 0 rather than whatever the hardware gives.
 template <typename T, typename U> __device__ __forceinline__ T quotient(T a, U b) { return b == 0 ? 0 : a / (T)b; }

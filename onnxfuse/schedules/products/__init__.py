@@ -3,7 +3,8 @@
 product.py         the schedule of those whose results are maps of their sums
 parts.py           what a product with what surrounds it is made of; windows.py the windows of a convolution
 shape.py           blocks; blocks.py which are tried, pace.py what their time follows from
-text.py            the text; epilogue.py that of what becomes of sums
+text.py            the text; epilogue.py that of what becomes of sums, of_columns.py what of that is the same for all
+                   rows, direct.py results that lanes store where they have the sums
 specialised.py     the text where one warp copies and the others multiply; maps.py what it can copy, boxes.py windows in
                    boxes, shared.py windows that share pieces of an image, asides.py residuals, tf32.py float32
 patch.py           convolutions of few channels; pixels.py of pixels in vectors

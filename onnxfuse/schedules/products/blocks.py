@@ -9,12 +9,14 @@ from operator import itemgetter
 
 from onnxfuse.schedules.attentions.shape import PANEL
 from onnxfuse.schedules.kernel import HOPPER_HAS
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.products.boxes import Boxed, BoxShape, box_of
 from onnxfuse.schedules.products.integers import (
     INTEGER_TILES,
     IntegerBoxShape,
     IntegerShape,
     IntegerSpecialisedShape,
+    direct_width,
 )
 from onnxfuse.schedules.products.maps import Mapped
 from onnxfuse.schedules.products.pace import NARROW, Paces, Tiles
@@ -122,12 +124,12 @@ class Blocks(Tiles):
     """Blocks for the products of one region at its planned sizes.
 
     Attributes:
-        vectors: how operands are read by vectors; mapped, boxed: see ``Tiles``.
+        vectors: how operands are read by vectors, and ``lanes`` results stored; mapped, boxed: see ``Tiles``.
         together: whether four warps multiply together, the better first; least: the block that runs everywhere.
     """
 
-    def __init__(self, parts: ProductParts, request: Request, vectors: Sequence[Side], mapped: Sequence[Mapped],
-                 boxed: tuple[Boxed, Mapped] | None) -> None:
+    def __init__(self, parts: ProductParts, request: Request, vectors: Sequence[Side], lanes: Lanes,
+                 mapped: Sequence[Mapped], boxed: tuple[Boxed, Mapped] | None) -> None:
         super().__init__(parts, request, mapped, boxed)
         self.vectors = vectors
         floats, thirds = not parts.integers, len(parts.rights) == 3
@@ -141,10 +143,10 @@ class Blocks(Tiles):
         if parts.exact:
             self._tiles = {tile: share for tile, share in self._tiles.items() if prod(tile) <= MOST_EXACT}
         self.paces = Paces(self, vectors, self._copying)
-        self._shape = ProductShape if floats else IntegerShape
         self._specialised_shape, self._box_shape = (
             (SpecialisedShape, BoxShape) if floats else (IntegerSpecialisedShape, IntegerBoxShape))
-        self.least = self._shape(64, 96 if thirds else 64, 2, vectors=False)
+        self._direct = 0 if floats else direct_width(parts, lanes, vectors[1])
+        self.least = self._shape((64, 96 if thirds else 64), 2, vectors=False)
         # The instruction takes integers from tiles that have a line for each row alone.
         plain = floats or not any(side.across or side.width == 1 for side in vectors)
         self.together = (True, False) if plain and not parts.words else (False,)
@@ -341,8 +343,16 @@ class Blocks(Tiles):
         wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
         if sum(tile) > 256:
             wanted = (2, 3) if steps <= SHORT else (4, 3)
-        shapes = [self._shape(*tile, stages, together) for stages in wanted]
+        shapes = [self._shape(tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
+
+    def _shape(self, tile: tuple[int, int], stages: int, together: bool = False, vectors: bool = True) -> ProductShape:
+        """A block all of whose warps copy and multiply."""
+        if not self.parts.integers:
+            return ProductShape(*tile, stages, together, vectors)
+        direct = vectors and (together or len(self.parts.rights) == 1)
+        return IntegerShape(*tile, stages, together, vectors, width=self._direct if direct else 0)
+
 
 def _busiest(tiles: int, tile: tuple[int, int], rate: float, multiprocessors: int = HOPPER_HAS) -> float:
     """What the busiest multiprocessor's tiles take, of so many rows and columns."""

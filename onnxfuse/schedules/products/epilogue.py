@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnxfuse.ir.scalars import DOUBLE, FUNCTIONS, TYPES
 from onnxfuse.lowering.pull import Apply, Contracted, Load, Scalar
 from onnxfuse.schedules.kernel import is_vector, moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.packing import Packed, packed
+from onnxfuse.schedules.products.of_columns import OfColumns
 from onnxfuse.schedules.products.parts import ProductParts, Side
 from onnxfuse.schedules.products.shape import PIECE, ProductShape
 from onnxfuse.schedules.text import Sizes, Writer, added, indented, pointer, unrolled
 
-PAIR = 2
-"""Neighbours that a lane has of a row."""
+PAIR, WORD = 2, 4
+"""Neighbours that a lane has of a row; bytes of a word."""
 
 LINE_BYTES, VECTOR_BYTES = 128, 16
 """Bytes that a piece's results have of a row in a warp's shared memory at most; of what is stored at once."""
@@ -87,10 +89,7 @@ class EpilogueText:
         bytes_each = [kind.size for kind in self.kinds]
         if lanes.element != "@n" or lanes.width < PAIR or parts.puller.gathered:
             return None
-        applied = [scalar for scalar in walk(self.distinct) if isinstance(scalar, Apply)]
-        known = [FUNCTIONS.get(scalar.function) for scalar in applied]  # but for a change of type
-        instructions = sum(1 if function is None else function.instructions for function in known)
-        if instructions > MOST_INSTRUCTIONS or any(scalar.dtype == DOUBLE for scalar in applied):
+        if not is_brief(self.distinct):
             return None
         if max(bytes_each) * lanes.width > VECTOR_BYTES or not all(
                 is_vector(load, lanes) for load in moving_loads(parts.results, lanes)):
@@ -108,6 +107,7 @@ class EpilogueText:
         kinds = self.kinds
         begins = [16 * wide * sum(each.size for each in kinds[:number]) for number in range(len(kinds) + 1)]
         return [
+            *(self._of_pairs.once if self._shares_columns(held) else []),
             f"constexpr int piece_wide = {wide}, pieces = {held.columns // wide};",
             *unrolled(f"int i = 0; i < {held.strips}; ++i", unrolled("int piece = 0; piece < pieces; ++piece", [
                 f"const idx first_column = first_n + {held.first}piece * piece_wide;",
@@ -131,12 +131,28 @@ class EpilogueText:
 
     def _computed(self, held: Held) -> list[str]:
         """Lines that lay the results of a piece out."""
-        parts = self.parts
+        if self._shares_columns(held):
+            return self._computed_of_columns(held)
         writer = self._pair_writer()
         made = self._made(writer, PAIR)
-        within = parts.columns.value is not None and parts.columns.value % (self.shape.columns // len(self.rights)) == 0
-        n = "first_column + column" if within else f"of::imin(first_column + column, (idx){self.extents['n']} - {PAIR})"
-        sums = [line for number in range(len(self.rights)) for line in (
+        # Past the ends too, at the last row and pair: without a branch between them pieces are computed at once.
+        return unrolled("int half = 0; half < 2; ++half", [
+            f"constexpr int width = {PAIR};",
+            *self._own_row(),
+            *unrolled("int j = 0; j < piece_wide / 8; ++j", [
+                *([f"if ({past}) continue;"] if (past := self._past_tile("j * 8")) else []),
+                f"const int column = j * 8 + lane % 4 * {PAIR};",
+                f"const idx n = {self._pair_at()};",
+                *self._own_sums(held),
+                *values(writer, made),
+                *(f"of::store({self._lies_at(number, 'line')}, {vector});"
+                  for number, (_, _, vector) in enumerate(made)),
+            ]),
+        ])
+
+    def _own_sums(self, held: Held) -> list[str]:
+        """Lines that name a lane's pair of sums of each product."""
+        return [line for number in range(len(self.rights)) for line in (
             f"const {self.sum_type} (&from{number})[4] = "
             f"sums[i]{self.first_sums}[piece * piece_wide / 8 + j"
             f"{f' + {number * held.columns // 8}' if number else ''}];",
@@ -144,22 +160,77 @@ class EpilogueText:
             *(f"sums{number}.at[{each}] = {self._as_float(f'from{number}[half * 2 + {each}]')};"
               for each in range(PAIR)),
         )]
-        # Past the ends too, at the last row and pair: without a branch between them pieces are computed at once.
-        return unrolled("int half = 0; half < 2; ++half", [
+
+    # ---- The same where what is known of columns is computed once for a lane's two rows. ----
+
+    def _shares_columns(self, held: Held) -> bool:
+        """Whether it is: where results are quantised, which takes more than all else."""
+        return any(self._late(held))
+
+    @cached_property
+    def _of_pairs(self) -> OfColumns:
+        """What pairs of results are made of that is the same for all rows."""
+        return OfColumns.of(self.parts, self.parts.lanes("@n", PAIR), self.sizes)
+
+    def _late(self, held: Held) -> list[bool]:
+        """Whether each result is quantised by one step, and so all of a row of a piece at once, as words."""
+        wide = self._in_place(held) or 0
+        return [wide % (4 * WORD) == 0 and self._of_pairs.quantises_all(result) for result in self.distinct]
+
+    def _computed_of_columns(self, held: Held) -> list[str]:
+        """Lines that lay the results of a piece out."""
+        columns, late = self._of_pairs, self._late(held)
+        writer = Writer(self.parts.lanes("@n", PAIR), self.sizes,
+                        lambda scalar: columns.texts.get(scalar) or self._sum(scalar))
+        names = [f"kept{number}[half]" if later else f"y{number}" for number, later in enumerate(late)]
+        made = [packed(writer, result, name, PAIR, words=later)
+                for result, name, later in zip(self.distinct, names, late, strict=True)]
+        return [
             f"constexpr int width = {PAIR};",
-            "const int line = half * 8 + lane / 4;",
-            *self._row_of("row"),
-            f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);",
+            *(f"float kept{number}[2][piece_wide / 4];" for number, later in enumerate(late) if later),
             *unrolled("int j = 0; j < piece_wide / 8; ++j", [
-                *([f"if ({past}) continue;"] if (past := self._past_tile("j * 8")) else []),
                 f"const int column = j * 8 + lane % 4 * {PAIR};",
-                f"const idx n = {n};",
-                *sums,
-                *_values(writer, made),
-                *(f"of::store({self._lies_at(number, 'line')}, {vector});"
-                  for number, (_, _, vector) in enumerate(made)),
+                f"const idx n = {self._pair_at()};",
+                *columns.lines,
+                *unrolled("int half = 0; half < 2; ++half", [
+                    *self._own_row(),
+                    *self._own_sums(held),
+                    *values(writer, made),
+                    *(f"kept{number}[half][j * {PAIR} + {each}] = y{number}[{each}];"
+                      for number, later in enumerate(late) if later for each in range(PAIR)),
+                    *(f"of::store({self._lies_at(number, 'line')}, {made[number][2]});"
+                      for number, later in enumerate(late) if not later),
+                ]),
             ]),
+            *(self._quantised(made, late) if any(late) else []),
+        ]
+
+    def _quantised(self, made: Sequence[Packed], late: Sequence[bool]) -> list[str]:
+        """Lines that lay out what is quantised all at once."""
+        return unrolled("int half = 0; half < 2; ++half", [
+            "const int line = half * 8 + lane / 4;",
+            *(f"const auto all{number} = {made[number][2]};" for number, later in enumerate(late) if later),
+            *unrolled("int j = 0; j < piece_wide / 8; ++j", [
+                f"const int column = j * 8 + lane % 4 * {PAIR};",
+                *(f"of::store_two({self._lies_at(number, 'line')}, all{number}, j * {PAIR});"
+                  for number, later in enumerate(late) if later)]),
         ])
+
+    def _own_row(self) -> list[str]:
+        """Lines that name a lane's line of a piece in each half, and its row, the last of all where it lies behind."""
+        return ["const int line = half * 8 + lane / 4;", *self._row_of("row"),
+                f"const idx m = of::imin(row, (idx){self.extents['m']} - 1);"]
+
+    @property
+    def _columns_within(self) -> bool:
+        """Whether no tile has columns behind the last."""
+        columns = self.parts.columns.value
+        return columns is not None and columns % (self.shape.columns // len(self.rights)) == 0
+
+    def _pair_at(self) -> str:
+        """Where a pair of columns lies: the last one of all where it lies behind that."""
+        own = "first_column + column"
+        return own if self._columns_within else f"of::imin({own}, (idx){self.extents['n']} - {PAIR})"
 
     def _pair_writer(self) -> Writer:
         """What writes pairs of results where sums are."""
@@ -245,7 +316,7 @@ class EpilogueText:
                 *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
                 *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
                   for number in range(len(self.rights))),
-                *_values(writer, made),
+                *values(writer, made),
                 *(f"results{number}[pass] = {vector};" for number, (_, _, vector) in enumerate(made)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
@@ -256,7 +327,15 @@ class EpilogueText:
         ]
 
 
-def _values(writer: Writer, made: Sequence[Packed]) -> list[str]:
+def is_brief(results: Sequence[Scalar]) -> bool:
+    """Whether results are computed in few enough instructions to be text of their own for each of a thread's sums."""
+    applied = [scalar for scalar in walk(results) if isinstance(scalar, Apply)]
+    known = [FUNCTIONS.get(scalar.function) for scalar in applied]  # but for a change of type
+    instructions = sum(1 if function is None else function.instructions for function in known)
+    return instructions <= MOST_INSTRUCTIONS and not any(scalar.dtype == DOUBLE for scalar in applied)
+
+
+def values(writer: Writer, made: Sequence[Packed]) -> list[str]:
     """Lines that compute what lanes keep of the results."""
     return [
         *writer.upto(Scope.VECTOR),

@@ -16,10 +16,11 @@ from onnxfuse.schedules.attentions.shape import ALL_SHARED, BLOCK_BYTES, REGISTE
 from onnxfuse.schedules.attentions.together import tile_instruction
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.products.boxes import BoxShape, BoxText
+from onnxfuse.schedules.products.direct import LANES_OF_A_ROW, DirectText
+from onnxfuse.schedules.products.epilogue import PAIR, Held, is_brief
 from onnxfuse.schedules.products.parts import ProductParts, Side
 from onnxfuse.schedules.products.shape import FLOATS, ProductShape, SpecialisedShape
 from onnxfuse.schedules.products.specialised import SpecialisedText
-from onnxfuse.schedules.products.text import ProductText
 from onnxfuse.schedules.text import Writer
 
 INTEGER_TILES = {(128, 128): 1.0, (128, 256): 1.1, (256, 128): 1.1, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
@@ -33,7 +34,10 @@ in any case."""
 
 @dataclass(frozen=True)
 class IntegerShape(ProductShape):
-    """A block for integers."""
+    """A block for integers; ``width``: neighbours that a lane has of a row where it stores results of the sums that it
+    has, 0 where these are laid out as rows first."""
+
+    width: int = 0
 
     @property
     def name(self) -> str:
@@ -55,8 +59,15 @@ class IntegerShape(ProductShape):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, where the sums come to lie later, and room for totals behind these."""
-        return super().shared + 4 * (self.rows + self.columns)
+        """Bytes of shared memory: the stages, where sums that are laid out come to lie later, and room for totals."""
+        totals = 4 * (self.rows + self.columns)
+        return self.staged + totals if self.is_direct else super().shared + totals
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether lanes store results where they have the sums: four lanes have so many neighbours each."""
+        own = self.columns if self.together else self.warp_tile[1]
+        return self.width > 0 and own % (LANES_OF_A_ROW * self.width) == 0
 
     @property
     def beside(self) -> int:
@@ -87,16 +98,18 @@ class IntegerBoxShape(BoxShape):
         return super().name.replace("product", "product_int8", 1)
 
 
-class IntegerText(ProductText):
+class IntegerText(DirectText):
     """Writes the body of a kernel of integers."""
 
     sum_type = "int"
 
-    def _writer(self, lanes: Lanes) -> Writer:
-        def corrected(scalar: Scalar) -> str | None:
-            return self._less_zeros(scalar.number, writer) if isinstance(scalar, Contracted) else None
+    @property
+    def direct(self) -> int:  # type: ignore[override]
+        """See ``DirectText``."""
+        return self.shape.width if isinstance(self.shape, IntegerShape) and self.shape.is_direct else 0
 
-        writer = Writer(lanes, self.sizes, corrected)
+    def _writer(self, lanes: Lanes) -> Writer:
+        writer = Writer(lanes, self.sizes, lambda scalar: self._sum_of(scalar, writer))
         return writer
 
     def _less_zeros(self, number: int, writer: Writer) -> str:
@@ -155,30 +168,49 @@ class IntegerText(ProductText):
         ]
 
     def _held(self) -> None:
-        """Zero points ask for totals of lines, which are laid out with the sums."""
+        """Lanes have more neighbours than two, or sums are laid out as rows."""
 
     def _finished(self) -> list[str]:
         return ["of::products_done<0>();", "of::hold_bytes(sums);", f"if ({self.extents['k']} == 0) sums = {{}};"]
 
     def _laid_out(self) -> list[str]:
         left, right = (_flag(side.across) for side in (self.left, self.rights[0]))
-        rows, columns = self._totals
-        if self.shape.together:
-            lay_rows = "of::lay_lines<rows, threads>(row_totals, rows_own);"
-            lay_columns = "of::lay_lines<columns, threads>(column_totals, columns_own);"
-        else:
-            lay_rows = f"if (own_column == 0) of::lay_row_totals<{left}>(row_totals, sums, own_row);"
-            lay_columns = f"if (own_row == 0) of::lay_column_totals<{right}>(column_totals, sums, own_column);"
         return [
             "// Everybody is done with the operands.",
             "__syncthreads();",
             f"constexpr int long_row = columns + {FLOATS};",
             "int* const laid = reinterpret_cast<int*>(shared);",
             f"of::lay_bytes_out<{left}, {right}>(laid, long_row, sums, own_row, own_column);",
-            *(["int* const row_totals = laid + rows * long_row;", lay_rows] if rows else []),
-            *(["int* const column_totals = laid + rows * long_row + rows;", lay_columns] if columns else []),
+            *self._totals_laid("laid + rows * long_row"),
             "__syncthreads();",
         ]
+
+    def _totals_laid(self, place: str) -> list[str]:
+        """Lines that lay totals of rows and columns out from a place on, where they are asked for."""
+        left, right = (_flag(side.across) for side in (self.left, self.rights[0]))
+        rows, columns = self._totals
+        width = self.direct or PAIR
+        if self.shape.together:
+            lay_rows = f"of::lay_lines<rows, threads, {PAIR}>(row_totals, rows_own);"
+            lay_columns = f"of::lay_lines<columns, threads, {width}>(column_totals, columns_own);"
+        else:
+            lay_rows = f"if (own_column == 0) of::lay_row_totals<{left}>(row_totals, sums, own_row);"
+            lay_columns = (
+                f"if (own_row == 0) of::lay_column_totals<{right}, {width}>(column_totals, sums, own_column);")
+        return [*([f"int* const row_totals = {place};", lay_rows] if rows else []),
+                *([f"int* const column_totals = {place} + rows;", lay_columns] if columns else [])]
+
+    # ---- Results of sums where they are. ----
+
+    def _before_direct(self) -> list[str]:
+        """Totals lie behind the stages."""
+        if not any(self._totals):
+            return []
+        behind = "reinterpret_cast<int*>(shared + stages * depth * (rows + columns))"
+        return [*self._totals_laid(behind), "__syncthreads();"]
+
+    def _sum_of(self, scalar: Scalar, writer: Writer) -> str | None:
+        return self._less_zeros(scalar.number, writer) if isinstance(scalar, Contracted) else None
 
 
 class IntegerSpecialisedText(SpecialisedText):
@@ -196,6 +228,9 @@ class IntegerSpecialisedText(SpecialisedText):
     def _sums(self) -> str:
         return "of::ByteSums<1, columns / 8> sums[rows64];"
 
+    def _shares_columns(self, held: Held) -> bool:
+        return True
+
     def _instruction(self, element: str) -> list[str]:
         return _instruction(self.parts, self.shape.columns)
 
@@ -205,6 +240,13 @@ class IntegerSpecialisedText(SpecialisedText):
 
 class IntegerBoxText(BoxText, IntegerSpecialisedText):
     """The same over windows that are copied in boxes."""
+
+
+def direct_width(parts: ProductParts, lanes: Lanes, right: Side) -> int:
+    """Neighbours that a lane may have of a row of sums, for results that are stored by ``lanes``; 0 where they are laid
+    out first: tiles of right operands that lie across have lines for what is summed over."""
+    direct = lanes.element == "@n" and lanes.width >= PAIR and not right.across and is_brief(parts.results)
+    return lanes.width if direct else 0
 
 
 def _instruction(parts: ProductParts, columns: int) -> list[str]:

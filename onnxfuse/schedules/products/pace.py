@@ -168,8 +168,10 @@ class Paces:
         if tiles.planned(parts.columns if parts.swapped else parts.rows) < LEAST_PACED:
             return None
         copied = all(side.copied and side.width == parts.width for side in self.vectors)
+        beside, boxed = bool(parts.beside(parts.lanes("@n", 1))), tiles.boxed
+        blank = 0.0 if boxed is None else 1 - boxed[0].windows.channels / boxed[0].staged
         return IntegerTiles(*self._gone_through(shape), tiles.staged_depth, not tiles.mapped, parts.follows,
-                            parts.has_zeros, copied).pace(shape)
+                            parts.has_zeros, copied, beside, blank).pace(shape)
 
     def _share(self, shape: SpecialisedShape) -> float:
         """Of the rate that large tiles reach, where operands are rounded."""

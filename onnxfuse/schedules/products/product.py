@@ -158,7 +158,7 @@ class ProductWork:
         self.tall = None if parts.integers or parts.exact else tall_of(
             products, parts, (self.lanes, self.stored), planned)
         self.library = (library_of(parts) or cudnn.convolution_of(products, parts)) if floats else None
-        self.blocks = Blocks(parts, request, self.vectors, self.mapped, self.boxed)
+        self.blocks = Blocks(parts, request, self.vectors, self.lanes, self.mapped, self.boxed)
         self.few = few_of(parts, self.blocks.planned(parts.rows), planned) if floats else None
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))

@@ -74,8 +74,17 @@ class ProductShape:
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the stages, where the sums come to lie later."""
-        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
-        return max(staged, 4 * self.rows * (self.columns + FLOATS)) + (TILE_BYTES if self.together else 0)
+        return max(self.staged, 4 * self.rows * (self.columns + FLOATS) + self._aligned)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of the stages."""
+        return self.stages * STAGE_BYTES * (self.rows + self.columns) + self._aligned
+
+    @property
+    def _aligned(self) -> int:
+        """Bytes before them, where they begin at multiples of so many."""
+        return TILE_BYTES if self.together else 0
 
     @property
     def beside(self) -> int:

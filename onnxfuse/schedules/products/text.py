@@ -169,7 +169,7 @@ class ProductText(EpilogueText):
         place = self._swizzle(side)
         line, column, lines, columns, at = (
             ("k", loop, "depth", own, f"of::{place}depth>(line, {offset}column)") if side.across else
-            (loop, "k", own, "depth", f"of::{place}{rows}>({offset}line, column)"))
+            (loop, "k", own, "depth", f"of::{place}{rows}>({offset}{self._line_of(side, 'line')}, column)"))
         first = {"k": "start", loop: f"first_{loop}"}
         inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
         kinds = {TYPES[dtype].storage for dtype in (self.parts.left.dtype, side.scalar.dtype)}
@@ -198,6 +198,10 @@ class ProductText(EpilogueText):
     def _swizzle(self, side: Side) -> str:
         """What places elements in a tile, as far as to the number of its lines."""
         return f"place_tf32<{_flag(side)}, " if self.parts.words else "place<"
+
+    def _line_of(self, side: Side, line: str) -> str:
+        """Which line of a tile a row's elements lie in."""
+        return line
 
     def _first(self, thread: str, past: str) -> str:
         """A thread's first column; past them all for threads that are too few for one more line."""

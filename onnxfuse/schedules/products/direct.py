@@ -1,0 +1,153 @@
+"""The text of results that lanes store where they have the sums, vectors of neighbours at a time.
+
+Of every eight columns of a warp's sums a lane has two, in two rows.  Where threads copy the tile of the right operand,
+they may lay its lines in another order, so that the pairs that a lane has of several eights are neighbours: sums need
+no shared memory then, nor a wait.  What is known of columns alone, such as scales and biases, is computed once for both
+rows; what is read with the results, such as a residual, is asked for by all rows and vectors before any is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.schedules.kernel import is_vector
+from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.packing import packed
+from onnxfuse.schedules.products.epilogue import values
+from onnxfuse.schedules.products.of_columns import OfColumns
+from onnxfuse.schedules.products.parts import Side
+from onnxfuse.schedules.products.text import ProductText
+from onnxfuse.schedules.text import Writer, pointer, unrolled
+
+LANES_OF_A_ROW, ROWS = 4, 2
+"""Lanes that have sums of a row, and rows of which a lane has sums."""
+
+VECTORS_AT_ONCE = 2
+"""Vectors of each row that a lane computes before it stores any, where something is read with them."""
+
+
+class DirectText(ProductText):
+    """Writes the body of a kernel whose tiles all threads copy; ``direct``: neighbours of a row that a lane stores, 0
+    where sums are laid out as rows first."""
+
+    direct = 0
+
+    @property
+    def past(self) -> str:  # type: ignore[override]
+        """See ``EpilogueText``: a lane's rows do not follow one another."""
+        return "continue" if self.direct else "break"
+
+    def _line_of(self, side: Side, line: str) -> str:
+        """Lines of columns are in the order in which lanes have neighbours."""
+        return f"of::line_of<{self.direct}>({line})" if side.loop == "@n" and self.direct else line
+
+    def _before_direct(self) -> list[str]:
+        """Lines that come before any result."""
+        return []
+
+    def _sum_of(self, scalar: Scalar, writer: Writer) -> str | None:
+        """A sum's text, where it is one."""
+        raise NotImplementedError
+
+    def _stored(self) -> list[str]:
+        return self._stored_direct() if self.direct else super()._stored()
+
+    def _stored_direct(self) -> list[str]:
+        """Lines that store vectors of the neighbours that a lane has."""
+        columns, wide = OfColumns.of(self.parts, self.lanes, self.sizes), LANES_OF_A_ROW * self.direct
+        read = [load for load in self._moving() if self.lanes.stride(load.offset) == 1 and not load.conditions
+                and is_vector(load, self.lanes)]
+        own = "own_columns" if self.shape.together else "columns8 * 8"
+        at_once = f"vectors % {VECTORS_AT_ONCE} ? 1 : {VECTORS_AT_ONCE}" if read else "1"
+        return [
+            *self._before_direct(),
+            f"constexpr int width = {self.direct}, vectors = {own} / {wide};",
+            f"constexpr int at_once = {at_once}, passes = {ROWS} * at_once;",
+            *columns.once,
+            *unrolled("int i = 0; i < rows16; ++i", unrolled("int first = 0; first < vectors; first += at_once", [
+                *self._read_first(read),
+                *(f"of::Vector<{'unsigned, width / 4' if words else f'{kind.storage}, width'}> results{number}[passes];"
+                  for number, (kind, words) in enumerate(zip(self.kinds, self._in_words(columns), strict=True))),
+                *unrolled("int vector = 0; vector < at_once; ++vector", [
+                    *self._column(), *columns.lines,
+                    *unrolled(f"int half = 0; half < {ROWS}; ++half", self._computed_direct(columns, read))]),
+                *unrolled("int vector = 0; vector < at_once; ++vector", unrolled(
+                    f"int half = 0; half < {ROWS}; ++half", self._sent_direct(self._in_words(columns)))),
+            ])),
+        ]
+
+    def _column(self, past: bool = False) -> list[str]:
+        """Lines that name a lane's first column of a vector: the last one of all where it lies behind that, or where
+        it may lie ``past``."""
+        n, wide = self.extents["n"], LANES_OF_A_ROW * self.direct
+        found = "first_n + column" if past or self._columns_within else f"of::imin(first_n + column, (idx){n} - width)"
+        return [f"const int column = own_column + (first + vector) * {wide} + lane % {LANES_OF_A_ROW} * width;",
+                f"const idx n = {found};"]
+
+    def _line_at(self) -> str:
+        """A line that names the tile's line that a lane's row is in."""
+        across = "true" if self.left.across else "false"
+        return f"const int line = own_row + i * 16 + of::sums_row<{across}>(lane, half);"
+
+    def _row_at(self) -> list[str]:
+        """The same, and the row: the last of all where it lies behind that."""
+        return [self._line_at(), f"const idx m = of::imin(first_m + line, (idx){self.extents['m']} - 1);"]
+
+    def _read_first(self, read: list[Load]) -> list[str]:
+        """Lines that ask for what is read with the results."""
+        if not read:
+            return []
+        writer = self._writer(self.lanes)
+        places = [pointer(f"i{load.input}", writer.index(load.offset)) for load in read]
+        return [
+            *(f"of::Vector<{TYPES[load.dtype].storage}, width> read{number}[passes];"
+              for number, load in enumerate(read)),
+            *unrolled("int vector = 0; vector < at_once; ++vector", [
+                *self._column(),
+                *unrolled(f"int half = 0; half < {ROWS}; ++half", [
+                    *self._row_at(), *writer.upto(Scope.VECTOR),
+                    *(f"read{number}[vector * {ROWS} + half] = of::load<width>({place});"
+                      for number, place in enumerate(places))])]),
+        ]
+
+    def _computed_direct(self, columns: OfColumns, read: list[Load]) -> list[str]:
+        """Lines that compute a vector of results."""
+        def taken(scalar: Scalar) -> str | None:
+            if scalar in columns.texts:
+                return columns.texts[scalar]
+            if isinstance(scalar, Load) and scalar in read:
+                return writer.of_vector(scalar, f"read{read.index(scalar)}[vector * {ROWS} + half]")
+            return self._sum_of(scalar, writer)
+
+        writer, wide = Writer(self.lanes, self.sizes, taken), LANES_OF_A_ROW * self.direct
+        made = [packed(writer, result, f"y{number}", self.direct, words=words)
+                for number, (result, words) in enumerate(zip(self.distinct, self._in_words(columns), strict=True))]
+        return [
+            *self._row_at(),
+            *(f"const auto sums{number} = of::own_sums<width>(sums.of[i], "
+              f"((first + vector) * {wide}{f' + {number} * own_columns' if number else ''}) / 8, half);"
+              for number in range(len(self.rights))),
+            *values(writer, made),
+            *(f"results{number}[vector * {ROWS} + half] = {vector};" for number, (_, _, vector) in enumerate(made)),
+        ]
+
+    def _in_words(self, columns: OfColumns) -> list[bool]:
+        """Whether vectors of each result are of words, of four bytes each."""
+        return [self.direct % 4 == 0 and columns.quantises_all(result) for result in self.distinct]
+
+    def _sent_direct(self, words: Sequence[bool]) -> list[str]:
+        """Lines that store it."""
+        writer = self._writer(self.lanes)
+        kept = self._kept(writer)
+        targets = [f"reinterpret_cast<unsigned*>({target})" if words[number] else target
+                   for number, target in zip(self.result_of, self._targets(writer), strict=True)]
+        behind = [f"m >= {self.extents['m']}", *([] if self._columns_within else [f"n >= {self.extents['n']}"])]
+        return [
+            *self._column(past=True), self._line_at(), "const idx m = first_m + line;",
+            f"if ({' || '.join(behind)}) {self.past};",
+            *writer.upto(Scope.VECTOR), *self._lone(writer),
+            *(f"{where}of::store({target}, results{number}[vector * {ROWS} + half]);"
+              for number, target, where in zip(self.result_of, targets, kept, strict=True)),
+        ]
