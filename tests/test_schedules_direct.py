@@ -92,7 +92,7 @@ def test_odd_sizes(case: str, sizes: Mapping[str, int]) -> None:
 def test_residuals_are_read_where_sums_are() -> None:
     """And what they are added to is stored twice, as half precision too."""
     made = make(RESIDUAL, planned=PLANNED)
-    assert "of::Vector<__half, width> read0[passes]" in made.kernel.source
+    assert "of::Vector<__half, width> read0[2 * " in made.kernel.source
     for each in ways(made, RESIDUAL):
         for sizes in ({"M": 70, "N": 144}, {"M": 33, "N": 40}):
             inputs = inputs_of(each, sizes, 6.0)

@@ -85,8 +85,20 @@ def test_windows_that_are_copied_in_boxes(
 def test_rows_that_are_read_with_the_results_take_longer() -> None:
     """Sums are laid out then."""
     shape = IntegerSpecialisedShape(128, 256, 4)
-    alone, beside = (IntegerTiles(1000, 2, 128, False, BYTES, False, True, each).pace(shape) for each in (False, True))
+    alone, beside = (IntegerTiles(1000, 2, 128, False, BYTES, False, True, each).pace(shape) for each in (0, 2))
     assert alone is not None and beside is not None and alone.ends < beside.ends / 2
+
+
+def test_tiles_wait_for_what_is_read_with_results() -> None:
+    """Once where registers hold it all, and less where a multiprocessor has other blocks meanwhile."""
+    def ends(columns: int, beside: int) -> float:
+        pace = IntegerTiles(1000, 2, 128, False, 0, False, True, beside).pace(
+            IntegerShape(128, columns, 2, together=True, width=8))
+        assert pace is not None
+        return pace.ends
+
+    narrow, wide = (1e6 * (ends(columns, 2) - ends(columns, 0)) for columns in (128, 256))
+    assert narrow == pytest.approx(0.6) and wide == pytest.approx(4 * 1.2)
 
 
 def test_nothing_is_known_of_others() -> None:

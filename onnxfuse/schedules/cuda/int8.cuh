@@ -193,6 +193,31 @@ __device__ __forceinline__ Vector<int, width> own_sums(const int (&sums)[columns
   return own;
 }
 
+// Asks for what lies there, to be in the second-level cache when it is read.
+__device__ __forceinline__ void bring_near(const void* pointer) {
+#if !defined(ONNXFUSE_EMULATOR)
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(pointer));
+#endif
+}
+// A vector of 16 bytes, or 8, that is asked for where this stands: as one that nobody writes the compiler would ask for it
+// behind the barrier that is next, when it has registers to spare.
+template <int width, typename T> __device__ __forceinline__ Vector<T, width> load_now(const T* from) {
+#if defined(ONNXFUSE_EMULATOR)
+  return load<width>(from);
+#else
+  union { Vector<T, width> vector; unsigned words[4]; } got;
+  if constexpr (sizeof(T) * width == 16) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(got.words[0]), "=r"(got.words[1]), "=r"(got.words[2]), "=r"(got.words[3]) : "l"(from));
+  } else if constexpr (sizeof(T) * width == 8) {
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(got.words[0]), "=r"(got.words[1]) : "l"(from));
+  } else {
+    got.vector = load<width>(from);
+  }
+  return got.vector;
+#endif
+}
+
 // ---- The sums as rows in shared memory. ----
 
 // The row, from a warp's 16 on, of a lane's sums in each half, and the column of number j of the 8 with number n.

@@ -9,6 +9,7 @@ rows; what is read with the results, such as a residual, is asked for by all row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
@@ -19,13 +20,25 @@ from onnxfuse.schedules.products.epilogue import values
 from onnxfuse.schedules.products.of_columns import OfColumns
 from onnxfuse.schedules.products.parts import Side
 from onnxfuse.schedules.products.text import ProductText
-from onnxfuse.schedules.text import Writer, pointer, unrolled
+from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
 LANES_OF_A_ROW, ROWS = 4, 2
 """Lanes that have sums of a row, and rows of which a lane has sums."""
 
 VECTORS_AT_ONCE = 2
-"""Vectors of each row that a lane computes before it stores any, where something is read with them."""
+"""Vectors of each row that a lane computes before it stores any, where something is read with them that registers do
+not hold all of."""
+
+LINE = 128
+"""Bytes that come to a cache at once."""
+
+MOST_READ = 128
+"""Bytes that a lane may have read with its results before its sums are there."""
+
+
+def are_held(columns: int, size: int) -> bool:
+    """Whether registers hold all that a lane reads with results of so many columns, of so many bytes each."""
+    return size * ROWS * columns // LANES_OF_A_ROW <= MOST_READ
 
 
 class DirectText(ProductText):
@@ -43,6 +56,46 @@ class DirectText(ProductText):
         """Lines of columns are in the order in which lanes have neighbours."""
         return f"of::line_of<{self.direct}>({line})" if side.loop == "@n" and self.direct else line
 
+    @cached_property
+    def _reads(self) -> list[Load]:
+        """What is read with the results, vectors of it."""
+        return [load for load in self._moving() if self.lanes.stride(load.offset) == 1 and not load.conditions
+                and is_vector(load, self.lanes)]
+
+    @property
+    def _reads_early(self) -> bool:
+        """Whether that is read while the sums are still to come: where a lane has sums of two rows, and few of them."""
+        size = sum(TYPES[load.dtype].size for load in self._reads)
+        return self.shape.together and size > 0 and are_held(self.shape.columns // len(self.rights), size)
+
+    def _loop(self) -> list[str]:
+        if not (self.direct and self._reads):
+            return super()._loop()
+        early = self._read_first("vectors", "0") if self._reads_early else []
+        return [*self._vectors(), *self._prefetched(), *early, *super()._loop()]
+
+    def _prefetched(self) -> list[str]:
+        """What is read with the results comes to the second-level cache while sums are made."""
+        lines = list[str]()
+        for load in self._reads:
+            wide, writer = LINE // TYPES[load.dtype].size, self._writer(self.lanes)
+            place = pointer(f"i{load.input}", writer.index(load.offset))
+            all_lines = f"rows * ((own_columns + {wide - 1}) / {wide})"
+            lines += [
+                f"for (int each = threadIdx.x; each < {all_lines}; each += threads) {{",
+                *indented([
+                    f"const idx m = of::imin(first_m + each % rows, (idx){self.extents['m']} - 1);",
+                    f"const idx n = of::imin(first_n + each / rows * {wide}, (idx){self.extents['n']} - width);",
+                    *writer.upto(Scope.VECTOR), f"of::bring_near({place});"]),
+                "}",
+            ]
+        return lines
+
+    def _vectors(self) -> list[str]:
+        """Lines that say how many vectors a lane has of a row, and of how many neighbours."""
+        own = "own_columns" if self.shape.together else "columns8 * 8"
+        return [f"constexpr int width = {self.direct}, vectors = {own} / {LANES_OF_A_ROW * self.direct};"]
+
     def _before_direct(self) -> list[str]:
         """Lines that come before any result."""
         return []
@@ -56,23 +109,22 @@ class DirectText(ProductText):
 
     def _stored_direct(self) -> list[str]:
         """Lines that store vectors of the neighbours that a lane has."""
-        columns, wide = OfColumns.of(self.parts, self.lanes, self.sizes), LANES_OF_A_ROW * self.direct
-        read = [load for load in self._moving() if self.lanes.stride(load.offset) == 1 and not load.conditions
-                and is_vector(load, self.lanes)]
-        own = "own_columns" if self.shape.together else "columns8 * 8"
-        at_once = f"vectors % {VECTORS_AT_ONCE} ? 1 : {VECTORS_AT_ONCE}" if read else "1"
+        columns, early = OfColumns.of(self.parts, self.lanes, self.sizes), self._reads_early
+        some = "1" if not self._reads else f"vectors % {VECTORS_AT_ONCE} ? 1 : {VECTORS_AT_ONCE}"
+        read = [] if early or not self._reads else self._read_first("at_once", "first")
         return [
             *self._before_direct(),
-            f"constexpr int width = {self.direct}, vectors = {own} / {wide};",
-            f"constexpr int at_once = {at_once}, passes = {ROWS} * at_once;",
+            *([] if self._reads else self._vectors()),
+            f"constexpr int at_once = {some};",
             *columns.once,
             *unrolled("int i = 0; i < rows16; ++i", unrolled("int first = 0; first < vectors; first += at_once", [
-                *self._read_first(read),
-                *(f"of::Vector<{'unsigned, width / 4' if words else f'{kind.storage}, width'}> results{number}[passes];"
+                *read,
+                *(f"of::Vector<{'unsigned, width / 4' if words else f'{kind.storage}, width'}> "
+                  f"results{number}[{ROWS} * at_once];"
                   for number, (kind, words) in enumerate(zip(self.kinds, self._in_words(columns), strict=True))),
                 *unrolled("int vector = 0; vector < at_once; ++vector", [
                     *self._column(), *columns.lines,
-                    *unrolled(f"int half = 0; half < {ROWS}; ++half", self._computed_direct(columns, read))]),
+                    *unrolled(f"int half = 0; half < {ROWS}; ++half", self._computed_direct(columns))]),
                 *unrolled("int vector = 0; vector < at_once; ++vector", unrolled(
                     f"int half = 0; half < {ROWS}; ++half", self._sent_direct(self._in_words(columns)))),
             ])),
@@ -95,30 +147,31 @@ class DirectText(ProductText):
         """The same, and the row: the last of all where it lies behind that."""
         return [self._line_at(), f"const idx m = of::imin(first_m + line, (idx){self.extents['m']} - 1);"]
 
-    def _read_first(self, read: list[Load]) -> list[str]:
-        """Lines that ask for what is read with the results."""
-        if not read:
-            return []
-        writer = self._writer(self.lanes)
-        places = [pointer(f"i{load.input}", writer.index(load.offset)) for load in read]
+    def _read_first(self, count: str, first: str) -> list[str]:
+        """Lines that ask for so many vectors of each row of what is read with the results, from one on."""
+        writer, load_by = self._writer(self.lanes), "load_now" if self._reads_early else "load"
+        places = [pointer(f"i{load.input}", writer.index(load.offset)) for load in self._reads]
         return [
-            *(f"of::Vector<{TYPES[load.dtype].storage}, width> read{number}[passes];"
-              for number, load in enumerate(read)),
-            *unrolled("int vector = 0; vector < at_once; ++vector", [
+            *(f"of::Vector<{TYPES[load.dtype].storage}, width> read{number}[{ROWS} * {count}];"
+              for number, load in enumerate(self._reads)),
+            *unrolled(f"int vector = 0; vector < {count}; ++vector", [
+                *([] if first == "first" else [f"constexpr int first = {first}, i = 0;"]),
                 *self._column(),
                 *unrolled(f"int half = 0; half < {ROWS}; ++half", [
                     *self._row_at(), *writer.upto(Scope.VECTOR),
-                    *(f"read{number}[vector * {ROWS} + half] = of::load<width>({place});"
+                    *(f"read{number}[vector * {ROWS} + half] = of::{load_by}<width>({place});"
                       for number, place in enumerate(places))])]),
         ]
 
-    def _computed_direct(self, columns: OfColumns, read: list[Load]) -> list[str]:
+    def _computed_direct(self, columns: OfColumns) -> list[str]:
         """Lines that compute a vector of results."""
+        read, number_of = self._reads, "first + vector" if self._reads_early else "vector"
+
         def taken(scalar: Scalar) -> str | None:
             if scalar in columns.texts:
                 return columns.texts[scalar]
             if isinstance(scalar, Load) and scalar in read:
-                return writer.of_vector(scalar, f"read{read.index(scalar)}[vector * {ROWS} + half]")
+                return writer.of_vector(scalar, f"read{read.index(scalar)}[({number_of}) * {ROWS} + half]")
             return self._sum_of(scalar, writer)
 
         writer, wide = Writer(self.lanes, self.sizes, taken), LANES_OF_A_ROW * self.direct

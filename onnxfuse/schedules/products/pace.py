@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.schedules.kernel import HOPPER_HAS, Pace
 from onnxfuse.schedules.products.boxes import Boxed, BoxShape
 from onnxfuse.schedules.products.integer_pace import IntegerTiles
@@ -168,7 +169,7 @@ class Paces:
         if tiles.planned(parts.columns if parts.swapped else parts.rows) < LEAST_PACED:
             return None
         copied = all(side.copied and side.width == parts.width for side in self.vectors)
-        beside, boxed = bool(parts.beside(parts.lanes("@n", 1))), tiles.boxed
+        beside, boxed = sum(TYPES[load.dtype].size for load in parts.beside(parts.lanes("@n", 1))), tiles.boxed
         blank = 0.0 if boxed is None else 1 - boxed[0].windows.channels / boxed[0].staged
         return IntegerTiles(*self._gone_through(shape), tiles.staged_depth, not tiles.mapped, parts.follows,
                             parts.has_zeros, copied, beside, blank).pace(shape)
