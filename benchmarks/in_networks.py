@@ -5,10 +5,11 @@ channels-last convolution by itself.
     python benchmarks/in_networks.py --rows resnet50,unet --dry-run --target H200
 
 Each fused row runs in a process of its own under CUPTI, as predictions.py has it, so that weights come from where a run
-of the whole network leaves them.  PyTorch's convolutions have no bias, their inputs take turns so that the L2 holds
-none, and cuDNN's fastest is found first; several of one region count together.  A region's floor is its bytes, those of
-residuals and of what else it reads and writes included, at the rate of a large copy; what it moves beside its
-convolutions' own images, weights and results, such as a residual, is counted beside PyTorch's time at that rate.
+of the whole network leaves them.  PyTorch's convolutions have no bias, their images take turns so that the L2 holds
+none, and so do their weights, as they would in a network of its own; cuDNN's fastest is found first; several of one
+region count together.  A region's floor is its bytes, those of residuals and of what else it reads and writes included,
+at the rate of a large copy; what it moves beside its convolutions' own images, weights and results, such as a residual,
+is counted beside PyTorch's time at that rate.
 Launches that compute no convolution, such as a norm's second pass, are a column of their own, and those that do are
 what is compared.  Passes where none of these takes longer than PyTorch's convolution and what it moves beside, or than
 1.25 times the region's floor.
@@ -48,6 +49,9 @@ from onnxfuse.tuning.timer import sets_of
 
 FLOORS = 1.25
 """How many times its floor a region may take that is slower than PyTorch's convolution."""
+
+MOST_WEIGHTS = 8192
+"""Sets of a convolution's weights that take turns at most."""
 
 LAPS = 10
 """Runs under the profiler."""
@@ -183,11 +187,15 @@ def _torch_time(case: Convolution) -> float:
     even = before == behind
     image = case.image if even else (*case.image[:2], *(
         side + first + last for side, first, last in zip(case.image[2:], before, behind, strict=True)))
-    count = sets_of(prod(image) * torch.finfo(kind["dtype"]).bits // 8, driver.device().l2_bytes)
-    sets = [torch.randn(*image, **kind).to(**form) for _ in range(count)]
-    weights = torch.randn(*case.weights, **kind).to(**form)
+    size, l2_bytes = torch.finfo(kind["dtype"]).bits // 8, driver.device().l2_bytes
+    images = [torch.randn(*image, **kind).to(**form) for _ in range(sets_of(prod(image) * size, l2_bytes))]
+    # Channels last, each where the one before ends.
+    rows, channels, *window = case.weights
+    turns = min(MOST_WEIGHTS, -(-2 * l2_bytes // (prod(case.weights) * size)))
+    weights = torch.randn(turns, rows, *window, channels, **kind).movedim(-1, 2)
     return torch_microseconds(lambda turn: convolve(
-        sets[turn], weights, None, case.strides, before if even else 0, case.dilations, case.groups), count)
+        images[turn % len(images)], weights[turn % turns], None, case.strides, before if even else 0, case.dilations,
+        case.groups), max(turns, len(images)))
 
 
 def beside(planned: PlannedNetwork, compared: Sequence[Compared], copy: float, torch: Mapping[Convolution, float]

@@ -102,6 +102,15 @@ def test_residuals_are_read_where_sums_are() -> None:
             np.testing.assert_array_equal(halves, results.astype(np.float16))
 
 
+@pytest.mark.parametrize("wide", [128, 1024, 4224])
+def test_tiles_beside_one_another(wide: int) -> None:
+    """Few follow one another by rows, of which the compiler knows how many there are; many by strips of rows."""
+    made = make(INTEGERS.replace("N", f"{wide}"), planned={"M": 4096})
+    assert ("tile / beyond" in made.kernel.source) == (wide <= 1024)
+    inputs = inputs_of(made, {"M": 300}, 2.5)
+    np.testing.assert_array_equal(got(made, inputs)[0], wanted(inputs)[1])
+
+
 def test_every_column_is_computed_once_for_two_rows() -> None:
     """What is known of it stands before the loop over rows, as does what a kernel knows."""
     source = make(INTEGERS, planned=PLANNED).kernel.source

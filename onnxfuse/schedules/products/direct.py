@@ -20,7 +20,7 @@ from onnxfuse.schedules.products.epilogue import values
 from onnxfuse.schedules.products.of_columns import OfColumns
 from onnxfuse.schedules.products.parts import Side
 from onnxfuse.schedules.products.text import ProductText
-from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
+from onnxfuse.schedules.text import Writer, pointer, unrolled
 
 LANES_OF_A_ROW, ROWS = 4, 2
 """Lanes that have sums of a row, and rows of which a lane has sums."""
@@ -31,6 +31,9 @@ not hold all of."""
 
 LINE = 128
 """Bytes that come to a cache at once."""
+
+FEW_BEYOND = 8
+"""Tiles beside one another whose right operands the second-level cache holds, of eight bits, with any rows."""
 
 MOST_READ = 128
 """Bytes that a lane may have read with its results before its sums are there."""
@@ -51,6 +54,18 @@ class DirectText(ProductText):
     def past(self) -> str:  # type: ignore[override]
         """See ``EpilogueText``: a lane's rows do not follow one another."""
         return "continue" if self.direct else "break"
+
+    def _place(self, number: str) -> list[str]:
+        """See ``ProductText``: where tiles of all columns are few, those of a row of tiles follow one another, of which
+        the compiler knows what it divides by."""
+        columns = self.parts.columns.value
+        beyond = 0 if columns is None else -(-columns // (self.shape.columns // len(self.rights)))
+        if not self.direct or not 0 < beyond <= FEW_BEYOND:
+            return super()._place(number)
+        batch = self.extents["b"] != "1"
+        place = f"b = {number} / (below * beyond), tile = {number} % (below * beyond)" if batch else (
+            f"b = 0, tile = {number}")
+        return [f"const idx {place};", *self._begins("tile / beyond", "tile % beyond")]
 
     def _line_of(self, side: Side, line: str) -> str:
         """Lines of columns are in the order in which lanes have neighbours."""
@@ -80,15 +95,13 @@ class DirectText(ProductText):
         for load in self._reads:
             wide, writer = LINE // TYPES[load.dtype].size, self._writer(self.lanes)
             place = pointer(f"i{load.input}", writer.index(load.offset))
-            all_lines = f"rows * ((own_columns + {wide - 1}) / {wide})"
-            lines += [
-                f"for (int each = threadIdx.x; each < {all_lines}; each += threads) {{",
-                *indented([
-                    f"const idx m = of::imin(first_m + each % rows, (idx){self.extents['m']} - 1);",
-                    f"const idx n = of::imin(first_n + each / rows * {wide}, (idx){self.extents['n']} - width);",
-                    *writer.upto(Scope.VECTOR), f"of::bring_near({place});"]),
-                "}",
-            ]
+            every = f"rows * ((own_columns + {wide - 1}) / {wide})"
+            lines += unrolled(f"int pass = 0; pass < ({every} + threads - 1) / threads; ++pass", [
+                "const int each = threadIdx.x % threads + pass * threads;",
+                f"if ({every} % threads && each >= {every}) break;",
+                f"const idx m = of::imin(first_m + each % rows, (idx){self.extents['m']} - 1);",
+                f"const idx n = of::imin(first_n + each / rows * {wide}, (idx){self.extents['n']} - width);",
+                *writer.upto(Scope.VECTOR), f"of::bring_near({place});"])
         return lines
 
     def _vectors(self) -> list[str]:
