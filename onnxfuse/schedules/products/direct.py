@@ -13,14 +13,14 @@ from functools import cached_property
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
-from onnxfuse.schedules.kernel import is_vector
+from onnxfuse.schedules.kernel import HOPPER_HAS, is_vector
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.packing import packed
 from onnxfuse.schedules.products.epilogue import values
 from onnxfuse.schedules.products.of_columns import OfColumns
 from onnxfuse.schedules.products.parts import Side
 from onnxfuse.schedules.products.text import ProductText
-from onnxfuse.schedules.text import Writer, pointer, unrolled
+from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
 LANES_OF_A_ROW, ROWS = 4, 2
 """Lanes that have sums of a row, and rows of which a lane has sums."""
@@ -90,7 +90,19 @@ class DirectText(ProductText):
         return [*self._vectors(), *self._prefetched(), *early, *super()._loop()]
 
     def _prefetched(self) -> list[str]:
-        """What is read with the results comes to the second-level cache while sums are made."""
+        """What is read with the results comes to the second-level cache while sums are made: that of a tile to come, so
+        that memory is asked for something all the time, and at first one's own."""
+        lines, count = self._brought_near(), "below * beyond" + (f" * {b}" if (b := self.extents["b"]) != "1" else "")
+        return [
+            f"constexpr int running = {HOPPER_HAS * self.shape.beside};",
+            "if ((idx)blockIdx.x < running) {", *indented(lines), "}",
+            f"if ((idx)blockIdx.x + running < {count}) {{",
+            *indented([*self._place("((idx)blockIdx.x + running)"), *lines]),
+            "}",
+        ]
+
+    def _brought_near(self) -> list[str]:
+        """Lines that ask for a tile of it."""
         lines = list[str]()
         for load in self._reads:
             wide, writer = LINE // TYPES[load.dtype].size, self._writer(self.lanes)

@@ -43,6 +43,10 @@ RESULT_SPECIALISED, RESULT_BY_TURNS, RESULT_BESIDE = (0.013e-9, 1.7e-12), (0.0, 
 multiplied meanwhile; and where sums are laid out, for something is read with the results, piece after piece (two
 convolutions with residuals took 0.7 and 1.4 nanoseconds)."""
 
+RESULT_ALONE = 0.65e-9
+"""Seconds of a result that is stored by itself, as those are that lie channels first, with what is read beside it (a
+convolution of 7 x 7 pixels, by both kinds of blocks)."""
+
 READ = 1.2e-6
 """Seconds that memory takes to answer while many ask: each block of a multiprocessor waits for it."""
 
@@ -56,7 +60,8 @@ class IntegerTiles:
         line: elements of a line of a stage; windows: whether these are of images' windows.
         follows: instructions of what is computed of a sum; zeros: whether operands have zero points.
         copied: whether threads copy whole vectors of operands; beside: bytes that are read with each result, of rows.
-        blank: share of a line of images that is zeros behind their channels.
+        blank: share of a line of images that is zeros behind their channels; alone: whether results are stored one by
+            one.
     """
 
     count: int
@@ -68,6 +73,7 @@ class IntegerTiles:
     copied: bool
     beside: int = 0
     blank: float = 0.0
+    alone: bool = False
 
     def pace(self, shape: ProductShape) -> Pace | None:
         """Of blocks with a warp that copies, and of those whose warps multiply together; None of others, of which
@@ -107,4 +113,4 @@ class IntegerTiles:
     def _results(self, shape: ProductShape, one: tuple[float, float]) -> float:
         """Seconds of all results of a tile."""
         alone, each = one
-        return shape.rows * shape.columns * (alone + each * self.follows)
+        return shape.rows * shape.columns * (alone + each * self.follows + (RESULT_ALONE if self.alone else 0.0))

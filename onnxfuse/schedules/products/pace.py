@@ -139,7 +139,7 @@ class Paces:
         if isinstance(shape, SpecialisedShape) and shape.split > 1:
             return None
         if self.parts.integers:
-            return self._of_integers(shape) if isinstance(shape, ProductShape) else None
+            return self._of_integers(shape, stored) if isinstance(shape, ProductShape) else None
         if type(shape) is ProductShape:
             return self._copied(shape) or self._gathering(shape, stored)
         if not isinstance(shape, SpecialisedShape):
@@ -163,7 +163,7 @@ class Paces:
             return self.tiles.boxes_of(shape), self.tiles.box_steps
         return self.tiles.count(shape.rows, shape.columns), self.tiles.steps
 
-    def _of_integers(self, shape: ProductShape) -> Pace | None:
+    def _of_integers(self, shape: ProductShape, stored: int) -> Pace | None:
         """The same of integers."""
         parts, tiles = self.parts, self.tiles
         if tiles.planned(parts.columns if parts.swapped else parts.rows) < LEAST_PACED:
@@ -172,7 +172,7 @@ class Paces:
         beside, boxed = sum(TYPES[load.dtype].size for load in parts.beside(parts.lanes("@n", 1))), tiles.boxed
         blank = 0.0 if boxed is None else 1 - boxed[0].windows.channels / boxed[0].staged
         return IntegerTiles(*self._gone_through(shape), tiles.staged_depth, not tiles.mapped, parts.follows,
-                            parts.has_zeros, copied, beside, blank).pace(shape)
+                            parts.has_zeros, copied, beside, blank, stored == 1).pace(shape)
 
     def _share(self, shape: SpecialisedShape) -> float:
         """Of the rate that large tiles reach, where operands are rounded."""
