@@ -54,11 +54,12 @@ def ways(made: Made, text: str) -> list[Made]:
 
 
 @pytest.mark.parametrize("case", TEXTS)
-@pytest.mark.parametrize("step", [6.0, -6.0, 0.75])
+@pytest.mark.parametrize("step", [6.0, -6.0, 0.75, 50.0])
 def test_ties_go_to_the_even_number(case: str, step: float) -> None:
-    """A product with the reciprocal of six would take half of them to the other one."""
+    """A product with a reciprocal would take half of them to the other one: that of six is too large, that of fifty too
+    small."""
     made = make(TEXTS[case], planned=PLANNED)
-    assert "quantised_words<signed char" in made.kernel.source
+    assert "of::quantised<signed char" in made.kernel.source
     for each in ways(made, case):
         inputs = inputs_of(each, {"M": 70, "N": 144}, step)
         _, numbers = wanted(inputs, positive=case == "positive")
@@ -116,6 +117,7 @@ def test_every_column_is_computed_once_for_two_rows() -> None:
     source = make(INTEGERS, planned=PLANNED).kernel.source
     once = source.index("const float of_column_x"), source.index("float known0[width];")
     assert once[0] < once[1] < source.index("of::own_sums<width>(")
+    assert "of::Bytes<signed char, width> results0[" in source and "of::store_two(" in source
 
 
 @pytest.mark.parametrize("order", ["backward", 5])

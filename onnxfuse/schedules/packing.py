@@ -11,31 +11,31 @@ Packed = tuple[str, str, str]
 """The type of what lanes keep of a result, its value, and what makes a vector of that."""
 
 
-def packed(writer: Writer, result: Scalar, name: str, width: int | None = None, *, words: bool = False) -> Packed:
+def packed(writer: Writer, result: Scalar, name: str, width: int | None = None) -> Packed:
     """Of numbers that are quantised by one step lanes keep what these are before, for a vector of them is quantised in
     half the instructions; and of halves that are numbers times their sigmoids, of which two need one reciprocal.
 
     Args:
         width: elements of a vector; None where the text is for any number of them.
-        words: whether those of numbers that are quantised are of words, of four each.
     """
     if width != 1 and (gated := _gated_by_itself(result)) is not None:
         return "float", writer.scalar(gated), f"of::pack_silu({name})"
     by = step_of(result) if width and width > 1 else None
     if by is not None and all(writer.scope(each) not in (Scope.EACH_ROW, Scope.LANE) for each in by):
         step, zero = map(writer.scalar, by)
-        source, *_ = _quotient(result).operands
-        kind, positive = TYPES[result.dtype].storage, "true" if _is_positive(source) else "false"
-        function = f"quantised_words<{kind}, {positive}>" if words else f"quantised<{kind}>"
-        return "float", writer.scalar(source), f"of::{function}({name}, {step}, {zero})"
+        source = _quotient(result).operands[0]
+        whole = _positive(source)
+        kind = f"{TYPES[result.dtype].storage}{', true' if whole is not None else ''}"
+        value = writer.scalar(source if whole is None else whole)
+        return "float", value, f"of::quantised<{kind}>({name}, {step}, {zero})"
     return packed_as_it_is(writer, result, name)
 
 
-def _is_positive(number: Scalar) -> bool:
-    """Whether a number is none, zero or more, by what it is made of."""
+def _positive(number: Scalar) -> Scalar | None:
+    """The number that one is where that is positive, and else none; None of any other."""
     while isinstance(number, Apply) and number.function == "narrow":
         number = number.operands[0]
-    return isinstance(number, Apply) and number.function == "relu"
+    return number.operands[0] if isinstance(number, Apply) and number.function == "relu" else None
 
 
 def step_of(result: Scalar) -> tuple[Scalar, Scalar] | None:

@@ -307,64 +307,62 @@ template <typename T> __device__ __forceinline__ unsigned four_bytes(const int* 
 #endif
   return bytes;
 }
-// What `steps` and `nearest_byte` make of a vector by one step.  A product with its reciprocal, rounded as it is summed
-// up, is the whole number nearest to a quotient if that number of steps is less than half a step away: if all are
-// clearly so, no quotient need be computed.  (Sums of less than 2 ^ 23 would not say by their bits which is less.)
-template <typename T, int width>
-__device__ __forceinline__ Vector<T, width> quantised(const float (&x)[width], float step, int zero) {
-  const float size = ::fabsf(step), inverse = 1.0f / step, near = size * 0.4999f;
+// A vector of bytes as the words that these are in: the compiler would take it apart where it is copied.
+template <typename T, int width> struct Bytes {
+  unsigned words[width / 4];
+  __device__ __forceinline__ operator Vector<T, width>() const {
+    Vector<T, width> vector;
+#pragma unroll
+    for (int v = 0; v < width; ++v) vector.at[v] = (T)(words[v / 4] >> v % 4 * 8);
+    return vector;
+  }
+};
+template <typename T, int width> __device__ __forceinline__ void store(T* to, const Bytes<T, width>& bytes) {
+  Vector<unsigned, width / 4> words;
+#pragma unroll
+  for (int word = 0; word < width / 4; ++word) words.at[word] = bytes.words[word];
+  store(reinterpret_cast<unsigned*>(to), words);
+}
+// Two of them, from one with an even number on.
+template <typename T, int width> __device__ __forceinline__ void store_two(T* to, const Bytes<T, width>& bytes, int first) {
+  *reinterpret_cast<unsigned short*>(to) = (unsigned short)(bytes.words[first / 4] >> first % 4 * 8);
+}
+// What `steps` and `nearest_byte` make of a vector by one step; where only `positive` numbers are wanted, of none in place
+// of others.  The reciprocal, a little less and a little more, gives two products between which the quotient is, and so is
+// what it is when it is rounded, to float32 and then, by a sum, to a whole number: if both are the same number, that is it.
+// Those of more than 2 ^ 22 steps never are, nor those of no number; endless ones are, and past the ends of any type.
+template <typename T, bool positive = false, int width>
+__device__ __forceinline__ auto quantised(const float (&x)[width], float step, int zero) {
+  const float size = positive ? step : ::fabsf(step), inverse = 1.0f / step;
+  const float less = inverse * (1.0f - 2.38418579e-07f), more = inverse * (1.0f + 2.38418579e-07f);
   bool clear = size > 1e-30f && size < 1e30f;
   int y[width];
 #pragma unroll
   for (int v = 0; v < width; ++v) {
-    const float sum = ::fmaxf(::fmaf(x[v], inverse, 12582912.0f), 8388608.0f);
-    clear &= ::fabsf(::fmaf(12582912.0f - sum, step, x[v])) <= near;
+    const float sum = ::fmaf(x[v], less, 12582912.0f);
+    clear &= sum == ::fmaf(x[v], more, 12582912.0f);
     y[v] = __float_as_int(sum) + (zero - 0x4b400000);
+    if constexpr (positive) y[v] = imax(y[v], zero);
   }
   if (!clear) {
     const float least = (float)lowest<T>(), most = (float)highest<T>();
 #pragma unroll
-    for (int v = 0; v < width; ++v) y[v] = (int)(T)nearest_byte(steps(x[v], step), zero, least, most);
+    for (int v = 0; v < width; ++v) {
+      const float number = positive ? max(x[v], 0.0f) : x[v];
+      y[v] = (int)(T)nearest_byte(steps(number, step), zero, least, most);
+    }
   }
-  Vector<T, width> vector;
   if constexpr (width % 4 == 0) {
+    Bytes<T, width> bytes;
 #pragma unroll
-    for (int v = 0; v < width; v += 4) *reinterpret_cast<unsigned*>(vector.at + v) = four_bytes<T>(y + v);
+    for (int v = 0; v < width; v += 4) bytes.words[v / 4] = four_bytes<T>(y + v);
+    return bytes;
   } else {
+    Vector<T, width> vector;
 #pragma unroll
     for (int v = 0; v < width; ++v) vector.at[v] = (T)imin(imax(y[v], (int)lowest<T>()), (int)highest<T>());
+    return vector;
   }
-  return vector;
-}
-// What of::quantised gives, as words of four bytes: a vector of bytes would be taken apart where it is copied.  Of
-// quotients that the type holds the product with a reciprocal is off by 2 ^ -15 at most, so that all that is further than
-// that from what is rounded either way is sure.  Where numbers are `positive` or none, so are sums, by steps that are.
-template <typename T, bool positive, int width>
-__device__ __forceinline__ Vector<unsigned, width / 4> quantised_words(const float (&x)[width], float step, int zero) {
-  const float size = positive ? step : ::fabsf(step), inverse = 1.0f / step, near = size * 0.49995f;
-  const int whole = zero - 0x4b400000;
-  bool sure = size > 1e-30f && size < 1e30f;
-  int y[width];
-#pragma unroll
-  for (int v = 0; v < width; ++v) {
-    const float nearest = ::fmaf(x[v], inverse, 12582912.0f), sum = positive ? nearest : ::fmaxf(nearest, 8388608.0f);
-    sure &= ::fabsf(::fmaf(12582912.0f - sum, step, x[v])) <= near;
-    y[v] = __float_as_int(sum) + whole;
-  }
-  if (!sure) {
-    const float least = (float)lowest<T>(), most = (float)highest<T>();
-#pragma unroll
-    for (int v = 0; v < width; ++v) y[v] = (int)(T)nearest_byte(steps(x[v], step), zero, least, most);
-  }
-  Vector<unsigned, width / 4> words;
-#pragma unroll
-  for (int v = 0; v < width; v += 4) words.at[v / 4] = four_bytes<T>(y + v);
-  return words;
-}
-// Two of the bytes of words, from one with an even number on.
-template <typename T, int count>
-__device__ __forceinline__ void store_two(T* to, const Vector<unsigned, count>& words, int first) {
-  *reinterpret_cast<unsigned short*>(to) = (unsigned short)(words.at[first / 4] >> first % 4 * 8);
 }
 template <typename T> __device__ __forceinline__ T bcast(T a, T b) { return a == 1 ? b : a; }
 // Of indices: a division by zero gives 0 rather than whatever the hardware gives.

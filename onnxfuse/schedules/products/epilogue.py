@@ -183,8 +183,7 @@ class EpilogueText:
         writer = Writer(self.parts.lanes("@n", PAIR), self.sizes,
                         lambda scalar: columns.texts.get(scalar) or self._sum(scalar))
         names = [f"kept{number}[half]" if later else f"y{number}" for number, later in enumerate(late)]
-        made = [packed(writer, result, name, PAIR, words=later)
-                for result, name, later in zip(self.distinct, names, late, strict=True)]
+        made = [packed(writer, result, name, PAIR) for result, name in zip(self.distinct, names, strict=True)]
         return [
             f"constexpr int width = {PAIR};",
             *(f"float kept{number}[2][piece_wide / 4];" for number, later in enumerate(late) if later),
